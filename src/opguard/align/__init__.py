@@ -1,0 +1,1 @@
+"""Alignment: order-preserving pairs and gaps between two runs (DESIGN section 6)."""

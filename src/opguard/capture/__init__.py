@@ -1,0 +1,1 @@
+"""Capture: turns what a program computes into events. May import torch."""

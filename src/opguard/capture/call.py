@@ -1,0 +1,163 @@
+"""One operator call on its way to an event: which of its arguments are read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from opguard.capture import torch_private
+from opguard.capture.arguments import arguments_key, canonical
+from opguard.capture.interning import Interner
+from opguard.capture.operators import FROM_ROOT_OPERATORS, Operator, Parameter
+from opguard.capture.places import Place
+from opguard.capture.rows import RecordRow
+from opguard.capture.values import Storage
+
+TENSOR: Final = 1
+SEQUENCE: Final = 2
+_KINDS: Final[dict[type, int]] = {
+    torch.Tensor: TENSOR, torch.nn.Parameter: TENSOR, list: SEQUENCE, tuple: SEQUENCE,
+}  # fmt: skip
+
+
+def kind_of(value: Any) -> int:
+    """``TENSOR``, ``SEQUENCE`` or 0, by type."""
+    kind = _KINDS.get(value.__class__)
+    if kind is None:
+        kind = TENSOR if isinstance(value, torch.Tensor) else 0
+        _KINDS[value.__class__] = kind
+    return kind
+
+
+class Call:
+    """What ``before`` found, kept until the operator has returned."""
+
+    __slots__ = ("arguments", "host_ns", "inputs", "operator", "place", "reads", "step", "storages",
+                 "thread", "unproduced", "writes")  # fmt: skip
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self.reads: list[tuple[int, torch.Tensor]] = []
+        """(input slot, tensor) in argument order."""
+        self.writes: list[tuple[int, torch.Tensor]] = []
+        """(output slot ending in ``!``, tensor)."""
+        self.inputs: list[RecordRow] = []
+        self.unproduced: list[tuple[Storage, int]] = []
+        """Storages that no event wrote, and which input read them."""
+        self.storages: list[int] = []
+        self.arguments = 0
+        self.place: Place
+        self.step = 0
+        self.thread = 0
+        self.host_ns = 0
+
+
+class Sorter:
+    """Sorts the arguments of calls into tensors that are read or written, and the rest."""
+
+    def __init__(self, interner: Interner) -> None:
+        self._interner = interner
+        self._list_slots: dict[tuple[int, str], int] = {}
+
+    def slot(self, base: int, suffix: str) -> int:
+        """Slot id of an element: ``tensors`` and ``[3]`` give ``tensors[3]``."""
+        key = (base, suffix)
+        found = self._list_slots.get(key)
+        if found is None:
+            name = self._interner.text("slot", base)
+            plain = name.removesuffix("!")
+            text = plain + suffix + ("!" if plain != name else "")
+            found = self._list_slots[key] = self._interner.intern("slot", text)
+        return found
+
+    def sort(self, call: Call, args: Any, kwargs: Any) -> None:
+        """Fill ``reads``, ``writes`` and ``arguments`` of ``call``."""
+        operator = call.operator
+        if not operator.parameters and (args or kwargs):
+            self._sort_unnamed(call, args, kwargs)
+            return
+        rest: list[Any] = []
+        for index, value in enumerate(args):
+            self._one(call, index, value, rest)
+        for name, value in kwargs.items():
+            self._one(call, operator.by_name[name], value, rest)
+        if operator.switch is not None or operator.schema_name in FROM_ROOT_OPERATORS:
+            self._switch(call, rest)
+        self._arguments(call, rest)
+
+    def _one(self, call: Call, index: int, value: Any, rest: list[Any]) -> None:
+        operator = call.operator
+        parameter = operator.parameters[index]
+        kind = kind_of(value)
+        if kind == TENSOR:
+            if parameter.read:
+                call.reads.append((operator.input_slots[index], value))
+            if parameter.written:
+                call.writes.append((operator.output_slots[index], value))
+        elif not parameter.holds_tensors:
+            rest.append(index)
+            rest.append(value)
+        elif kind == SEQUENCE:
+            self._many(call, index, parameter, value)
+        elif value is not None:  # a number given for a tensor
+            rest.append(index)
+            rest.append(value)
+
+    def _many(self, call: Call, index: int, parameter: Parameter, value: Any) -> None:
+        operator = call.operator
+        for suffix, tensor in _leaves(value, ""):
+            if parameter.read:
+                call.reads.append((self.slot(operator.input_slots[index], suffix), tensor))
+            if parameter.written:
+                call.writes.append((self.slot(operator.output_slots[index], suffix), tensor))
+
+    def _sort_unnamed(self, call: Call, args: Any, kwargs: Any) -> None:
+        """A higher-order operator: its leaves, by position."""
+        rest: list[Any] = []
+        for index, value in enumerate(torch_private.flatten((args, kwargs))):
+            if kind_of(value) == TENSOR:
+                call.reads.append((self._interner.intern("slot", f"args[{index}]"), value))
+            else:
+                rest.append(index)
+                rest.append(value if isinstance(value, (bool, int, float, str)) else None)
+        self._arguments(call, rest)
+
+    def _switch(self, call: Call, rest: list[Any]) -> None:
+        """Drop writes that this call does not make."""
+        operator = call.operator
+        given = {operator.parameters[i].name: v for i, v in zip(rest[::2], rest[1::2], strict=True)}
+        if operator.switch is not None:
+            if not given.get(operator.switch):
+                declared = [p for p in operator.parameters if p.written and p.declared]
+                slots = {operator.output_slots[operator.by_name[p.name]] for p in declared}
+                call.writes = [write for write in call.writes if write[0] in slots]
+            return
+        if torch_private.rank_of_group(given["process_group"]) == given["root_rank"]:
+            call.writes = []
+        else:
+            call.reads = []
+
+    def _arguments(self, call: Call, rest: list[Any]) -> None:
+        known = call.operator.arguments
+        key = arguments_key(rest) if rest else b""
+        found = known.get(key)
+        if found is None:
+            parameters = call.operator.parameters
+            given = [
+                (parameters[i].name if parameters else f"args[{i}]", value)
+                for i, value in zip(rest[::2], rest[1::2], strict=True)
+            ]
+            text = canonical(call.operator, given)
+            found = known[key] = self._interner.intern("arguments", text)
+        call.arguments = found
+
+
+def _leaves(value: Any, suffix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for position, item in enumerate(value):
+        kind = kind_of(item)
+        if kind == TENSOR:
+            yield f"{suffix}[{position}]", item
+        elif kind == SEQUENCE:
+            yield from _leaves(item, f"{suffix}[{position}]")

@@ -1,0 +1,129 @@
+"""The mechanism ``dispatch``: a TorchDispatchMode a thread.
+
+A mode changes some programs (DESIGN section 3); what can be kept unchanged from here is: calls on
+subclasses desugar, composites under inference mode run through their own kernel, compiled
+functions stay compiled, and a mode the program left on the stack stays there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opguard.capture import torch_private
+from opguard.capture.operators import Kind
+from opguard.capture.recorder import Recorder
+
+
+EVENT: Final = Kind.EVENT
+NO_LIMIT: Final = sys.maxsize
+
+
+class StopProgram(SystemExit):
+    """``--stop-after`` is reached: ends the program as ``sys.exit(0)`` would."""
+
+
+@dataclass
+class Switch:
+    """Shared by the modes of all threads and read at every operator."""
+
+    armed: bool = True
+    """False for good once capture ends."""
+    on: bool = True
+    """False outside the selected steps."""
+    limit: int = NO_LIMIT
+    """Number of events at which the program is to end."""
+    stopped: bool = False
+
+    def disarm(self) -> None:
+        """Nothing is captured any more."""
+        self.armed = self.on = False
+
+
+class CaptureMode(TorchDispatchMode):
+    """Hands every operator call of one thread to the recorder."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions stay compiled; the mode is off while they are being compiled."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The wrapper that this would add imports the compiler at the first operator. Our files
+        # are excluded from tracing instead, when the program imports the compiler.
+        return False
+
+    def __init__(
+        self, recorder: Recorder, switch: Switch, fail: Callable[[BaseException], None]
+    ) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._switch = switch
+        self._fail = fail
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # fmt: skip
+        """One operator call."""
+        kwargs = kwargs or {}
+        if types and any(map(torch_private.desugars, types)):
+            return NotImplemented
+        switch = self._switch
+        if not switch.on:
+            return func(*args, **kwargs)
+        recorder = self._recorder
+        if recorder.events >= switch.limit:
+            switch.stopped = True
+            raise StopProgram(0)
+        operator = recorder.operator(func)
+        if operator.kind is not EVENT:
+            if operator.kind is Kind.COMPOSITE:
+                return self._composite(func, args, kwargs)
+            return func(*args, **kwargs)
+        try:
+            call = recorder.before(operator, args, kwargs, sys._getframe(1))
+        except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
+            self._fail(error)
+            call = None
+        if call is None:
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException:
+            self._guarded(recorder.raised, call)
+            raise
+        self._guarded(recorder.after, call, result)
+        return result
+
+    def _guarded(self, step: Callable[..., None], *args: Any) -> None:
+        try:
+            step(*args)
+        except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
+            self._fail(error)
+
+    def _composite(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run through the composite kernel with the mode on, so that inner calls are seen."""
+        torch_private.push_mode(self)
+        try:
+            return func._op_dk(torch_private.ALIAS_DISPATCH_KEY, *args, **kwargs)
+        finally:
+            torch_private.remove_mode(self)
+
+
+def install(mode: CaptureMode) -> None:
+    """Put ``mode`` on this thread's stack."""
+    torch_private.push_mode(mode)
+
+
+def uninstall(mode: CaptureMode) -> None:
+    """Take it off again, wherever in the stack it stands."""
+    torch_private.remove_mode(mode)
+
+

@@ -1,0 +1,150 @@
+"""Runs a program under capture, in this process, as ``python`` would run it.
+
+Neither torch nor numpy is imported here: the program does that, and capture is armed right after.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from opguard.capture.imports import when_imported
+from opguard.errors import OpguardError, UsageError
+from opguard.settings import CaptureSettings, Target
+from opguard.store.launch import resolve_rank, resolve_run_id
+from opguard.store.run_folder import check_free
+
+if TYPE_CHECKING:
+    from opguard.capture.session import CaptureSession, Ending
+
+INSIDE: Final = "INSIDE_OPGUARD_RUN"
+"""Process id of the ``opguard run`` that this process belongs to."""
+_INTERRUPTED: Final = 130
+_FAILED: Final = 1
+_THIS_FILE: Final = __file__
+
+
+def run_program(settings: CaptureSettings, target: Target, say: Callable[[str], None]) -> int:
+    """Run ``target`` under capture; returns its exit code.
+
+    Raises:
+        UsageError: no such program, a folder that holds something else, or a nested run.
+        CaptureError: the folder cannot be written, or the rank is unknown.
+    """
+    if os.environ.get(INSIDE) == str(os.getpid()):
+        raise UsageError("opguard run inside opguard run: this process is captured already")
+    if not target.is_module and not Path(target.name).exists():
+        raise UsageError(f"no such script: {target.name}")
+    rank, world_size = resolve_rank(os.environ)
+    output = Path(settings.output or "").absolute()  # the program may change directory
+    settings = replace(settings, output=output)
+    check_free(output, rank, world_size, resolve_run_id(os.environ, world_size), settings.force)
+    os.environ[INSIDE] = str(os.getpid())
+    launched = _Launched(settings, [target.name, *target.args], say)
+    cancel = when_imported("torch", launched.start)
+    try:
+        code, exception, interrupted = _run(target)
+    finally:
+        cancel()
+    if not interrupted:
+        _join_threads()
+    return launched.stop(code, exception, interrupted)
+
+
+class _Launched:
+    """The capture of a launched program: started by its import of torch."""
+
+    def __init__(
+        self, settings: CaptureSettings, command: list[str], say: Callable[[str], None]
+    ) -> None:
+        self._settings = settings
+        self._command = command
+        self._say = say
+        self._session: CaptureSession | None = None
+        self._refused: OpguardError | None = None
+
+    def start(self) -> None:
+        from opguard.capture.session import CaptureSession
+
+        try:
+            session = CaptureSession(self._settings, self._command, self._say)
+            session.start()
+        except OpguardError as error:
+            self._refused = error
+            raise SystemExit(error.exit_code) from None
+        self._session = session
+
+    def stop(self, code: int, exception: str | None, interrupted: bool) -> int:
+        if self._refused is not None:
+            raise self._refused
+        if self._session is None:
+            self.start()  # a program without torch leaves a run without events
+        session = self._session
+        assert session is not None  # noqa: S101  (start() raised otherwise)
+        session.stop(_ending(code, exception, interrupted))
+        return code
+
+
+def _ending(code: int, exception: str | None, interrupted: bool) -> Ending:
+    from opguard.capture.session import Ending
+
+    return Ending(exit_code=code, exception=exception, interrupted=interrupted)
+
+
+def _run(target: Target) -> tuple[int, str | None, bool]:
+    """(exit code, name of the exception it died of, whether it did not reach its own end)."""
+    sys.argv = [target.name, *target.args]
+    try:
+        if target.is_module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(target.name).resolve().parent))
+            runpy.run_path(target.name, run_name="__main__")
+    except SystemExit as end:
+        return _exit_code(end.code), None, False
+    except KeyboardInterrupt as error:
+        _print(error)
+        return _INTERRUPTED, "KeyboardInterrupt", True
+    except BaseException as error:  # noqa: BLE001  (whatever the program dies of)
+        _print(error)
+        return _FAILED, type(error).__name__, True
+    return 0, None, False
+
+
+def _exit_code(code: Any) -> int:
+    """What the interpreter makes of ``sys.exit(code)``."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return _FAILED
+
+
+def _print(error: BaseException) -> None:
+    """The traceback as ``python`` prints it: from the program's first frame on."""
+    found: TracebackType | None = error.__traceback__
+    walked = found
+    while walked is not None:
+        if walked.tb_frame.f_code.co_filename in (_THIS_FILE, runpy.__file__) or (
+            walked.tb_frame.f_code.co_filename.startswith("<frozen runpy")
+        ):
+            found = walked.tb_next
+        walked = walked.tb_next
+    traceback.print_exception(type(error), error, found)
+
+
+def _join_threads() -> None:
+    """Wait for what the interpreter would wait for, so that it is captured."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()

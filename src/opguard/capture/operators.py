@@ -1,0 +1,249 @@
+"""What an operator writes, overwrites, leaves unset or ignores: the tables, and facts cached
+per overload. Sources: the schemas of torch 2.13; for what they do not declare, the kernels'
+documented behaviour, proved by running PyTorch's OpInfo samples (``benchmarks/fidelity.py``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+import torch
+
+from opguard.capture import torch_private
+from opguard.model import STATE_OPERATOR
+
+OVERWRITES: Final = frozenset({
+    "copy_", "fill_", "zero_", "uniform_", "normal_", "log_normal_", "bernoulli_", "random_",
+    "exponential_", "geometric_", "cauchy_", "_foreach_copy_", "_foreach_zero_",
+})  # fmt: skip
+"""aten operators whose written arguments are wholly overwritten: these are no inputs."""
+
+PARTIAL_WRITERS: Final = frozenset({
+    "index_put_", "_index_put_impl_", "index_copy_", "index_fill_", "index_add_", "index_reduce_",
+    "scatter_", "scatter_add_", "scatter_reduce_", "masked_fill_", "masked_scatter_", "put_",
+    "fill_diagonal_", "tril_", "triu_", "embedding_renorm_", "_fill_mem_eff_dropout_mask_",
+})  # fmt: skip
+"""aten in-place operators that leave elements unwritten: void memory stays partly void."""
+
+UNDECLARED_WRITES: Final[dict[str, tuple[tuple[str, ...], str | None]]] = {
+    "aten::native_batch_norm": (("running_mean", "running_var"), "training"),
+    "aten::cudnn_batch_norm": (("running_mean", "running_var"), "training"),
+    "aten::miopen_batch_norm": (("running_mean", "running_var"), "training"),
+    "aten::batch_norm_gather_stats": (("running_mean", "running_var"), None),
+    "aten::batch_norm_gather_stats_with_counts": (("running_mean", "running_var"), None),
+    "aten::batch_norm_update_stats": (("running_mean", "running_var"), None),
+    "aten::rrelu_with_noise": (("noise",), "training"),
+}
+"""Arguments that a schema does not mark as written, and the argument that switches the write."""
+
+READS_AND_WRITES: Final = "rw"
+RECEIVES: Final = "w"
+"""A receive buffer: wholly overwritten, no input."""
+FROM_ROOT: Final = "root"
+"""Read on the root rank, overwritten on the others."""
+
+C10D_WRITES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "allreduce_": (("tensors", READS_AND_WRITES),),
+    "allreduce_coalesced_": (("tensors", READS_AND_WRITES),),
+    "reduce_": (("tensors", READS_AND_WRITES),),
+    "broadcast_": (("tensors", FROM_ROOT),),
+    "allgather_": (("output_tensors", RECEIVES),),
+    "_allgather_base_": (("output_tensor", RECEIVES),),
+    "allgather_coalesced_": (("output_lists", RECEIVES),),
+    "allgather_into_tensor_coalesced_": (("outputs", RECEIVES),),
+    "reduce_scatter_": (("output_tensors", RECEIVES),),
+    "_reduce_scatter_base_": (("output_tensor", RECEIVES),),
+    "reduce_scatter_tensor_coalesced_": (("outputs", RECEIVES),),
+    "gather_": (("output_tensors", RECEIVES),),
+    "scatter_": (("output_tensors", RECEIVES),),
+    "alltoall_": (("output_tensors", RECEIVES),),
+    "alltoall_base_": (("output", RECEIVES),),
+    "recv_": (("tensors", RECEIVES),),
+    "recv_any_source_": (("tensors", RECEIVES),),
+}
+"""What c10d operators write; none declares it."""
+
+FROM_ROOT_OPERATORS: Final = frozenset(
+    f"c10d::{name}"
+    for name, arguments in C10D_WRITES.items()
+    if any(how == FROM_ROOT for _, how in arguments)
+)
+
+C10D_WRITES_NOTHING: Final = frozenset({"send", "barrier", "monitored_barrier_", "check_for_nan"})
+C10D_NO_INPUTS: Final = frozenset({"barrier", "monitored_barrier_"})
+"""Their tensor argument only picks a device; its memory is uninitialised."""
+
+UNSET_OUTPUTS: Final[dict[str, tuple[int, ...]]] = {
+    "aten::_ctc_loss": (1,),
+    "aten::_cudnn_rnn": (4,),
+    "aten::cudnn_batch_norm": (3,),
+    "aten::_scaled_dot_product_efficient_attention": (1,),
+    "aten::_efficient_attention_forward": (1,),
+    "aten::_scaled_dot_product_cudnn_attention": (1,),
+}
+"""Returned tensors that the kernel leaves partly unset (padding, reserve space): never compared."""
+
+NOT_EVENTS: Final = frozenset({
+    "aten::detach_", "aten::is_pinned", "prim::device", "aten::set_", "aten::resize_",
+    "aten::resize_as_", "aten::_resize_output_", "aten::record_stream",
+    "inductor::resize_storage_bytes_",
+})  # fmt: skip
+RESIZERS: Final = frozenset({
+    "aten::resize_", "aten::resize_as_", "aten::_resize_output_",
+    "inductor::resize_storage_bytes_",
+})  # fmt: skip
+
+
+class Kind(Enum):
+    """How a call of the operator is treated."""
+
+    EVENT = "event"
+    PASS = "pass"  # noqa: S105  (no password)
+    """Runs, leaves no event."""
+    COMPOSITE = "composite"
+    """Runs through its composite kernel; the inner calls are the events."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of an operator's schema."""
+
+    name: str
+    holds_tensors: bool
+    read: bool
+    """Its bytes before the call are an input."""
+    written: bool
+    declared: bool
+    """The schema says that it is written."""
+    default: Any = None
+
+
+@dataclass
+class Operator:
+    """Facts about one overload, looked up once per call. Ids are those of the capture's tables."""
+
+    name: str
+    schema_name: str
+    kind: Kind
+    parameters: tuple[Parameter, ...]
+    by_name: dict[str, int]
+    random: bool
+    """Tagged ``nondeterministic_seeded``: it gets the input slot ``rng``."""
+    void: bool
+    """Its outputs are memory that nothing wrote."""
+    partial: bool
+    """Its writes may leave elements unwritten."""
+    overwrites: bool
+    writes: bool
+    collective: bool
+    unset_outputs: tuple[int, ...]
+    returned_writes: tuple[bool, ...]
+    """For each return: it is the written argument itself, recorded as ``name!``."""
+    switch: str | None
+    """Argument that switches undeclared writes on."""
+    operator_id: int
+    input_slots: list[int] = field(default_factory=list)
+    output_slots: list[int] = field(default_factory=list)
+    arguments: dict[Any, int] = field(default_factory=dict)
+    """Canonical arguments already seen: key of the raw values to string id."""
+
+
+def describe(func: Any, operator_id: int) -> Operator:
+    """Facts about ``func``, an ``OpOverload`` or a higher-order operator."""
+    if torch_private.is_higher_order(func):
+        return _higher_order(func, operator_id)
+    schema = func._schema
+    namespace, _, base = schema.name.partition("::")
+    undeclared, switch = _undeclared(namespace, base)
+    overwrites = namespace == "aten" and base in OVERWRITES
+    parameters = tuple(
+        _parameter(argument, undeclared, overwrites, base if namespace == "c10d" else "")
+        for argument in schema.arguments
+    )
+    return Operator(
+        name=str(func),
+        schema_name=schema.name,
+        kind=_kind(func, namespace, base),
+        parameters=parameters,
+        by_name={parameter.name: i for i, parameter in enumerate(parameters)},
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        void=namespace == "aten" and base.lstrip("_").startswith(("empty", "new_empty")),
+        partial=namespace == "aten" and base in PARTIAL_WRITERS,
+        overwrites=overwrites,
+        writes=any(parameter.written for parameter in parameters),
+        collective=namespace in ("c10d", "_c10d_functional"),
+        unset_outputs=UNSET_OUTPUTS.get(schema.name, ()),
+        returned_writes=tuple(
+            bool(value.alias_info and value.alias_info.is_write) for value in schema.returns
+        ),
+        switch=switch,
+        operator_id=operator_id,
+    )
+
+
+def _undeclared(namespace: str, base: str) -> tuple[dict[str, str], str | None]:
+    if namespace == "c10d":
+        return dict(C10D_WRITES.get(base, ())), None
+    names, switch = UNDECLARED_WRITES.get(f"{namespace}::{base}", ((), None))
+    return dict.fromkeys(names, READS_AND_WRITES), switch
+
+
+def _parameter(argument: Any, undeclared: dict[str, str], overwrites: bool, c10d: str) -> Parameter:
+    declared = bool(argument.alias_info and argument.alias_info.is_write)
+    how = undeclared.get(argument.name)
+    replaced = declared and (overwrites or argument.kwarg_only)
+    return Parameter(
+        name=argument.name,
+        holds_tensors="Tensor" in str(argument.type),
+        read=not (replaced or how == RECEIVES or c10d in C10D_NO_INPUTS),
+        written=declared or how is not None,
+        declared=declared,
+        default=argument.default_value,
+    )
+
+
+def _kind(func: Any, namespace: str, base: str) -> Kind:
+    name = f"{namespace}::{base}"
+    if (
+        name in NOT_EVENTS
+        or namespace == "profiler"
+        or base.startswith("sym_")
+        or torch.Tag.inplace_view in func.tags
+    ):
+        return Kind.PASS
+    qualified = f"{name}.{func._overloadname}" if func._overloadname != "default" else name
+    composite = torch_private.dispatch_has_kernel(qualified, "CompositeImplicitAutograd")
+    own = any(torch_private.dispatch_has_kernel(qualified, key) for key in ("CPU", "CUDA"))
+    return Kind.COMPOSITE if composite and not own else Kind.EVENT
+
+
+def _higher_order(func: Any, operator_id: int) -> Operator:
+    name = str(func.name() if callable(func.name) else func.name)
+    compiled = name == "inductor_compiled_code"
+    return _without_schema("compiled.inductor" if compiled else f"higher_order.{name}", operator_id)
+
+
+def state_operator(operator_id: int) -> Operator:
+    """The operator of final-state events."""
+    return _without_schema(STATE_OPERATOR, operator_id)
+
+
+def _without_schema(name: str, operator_id: int) -> Operator:
+    return Operator(
+        name=name,
+        schema_name=name,
+        kind=Kind.EVENT,
+        parameters=(),
+        by_name={},
+        random=False,
+        void=False,
+        partial=False,
+        overwrites=False,
+        writes=False,
+        collective=False,
+        unset_outputs=(),
+        returned_writes=(),
+        switch=None,
+        operator_id=operator_id,
+    )

@@ -1,0 +1,94 @@
+"""Other threads and processes of the program: armed, disarmed or at least counted."""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+_PYTHON_NAMES: Final = ("python", "torchrun", "opguard")
+
+
+class Processes:
+    """Counts what capture cannot see, and arms the threads that start while it is on."""
+
+    def __init__(self, arm_thread: Callable[[], Callable[[], None]]) -> None:
+        """``arm_thread()`` arms the calling thread and returns what disarms it."""
+        self._arm_thread = arm_thread
+        self._start_thread = threading.Thread.start
+        self._start_process = multiprocessing.process.BaseProcess.start
+        self.uncaptured = 0
+        self.unarmed_threads = 0
+
+    def arm(self) -> None:
+        """From now on threads are armed when they start, and processes counted."""
+        self.unarmed_threads = sum(
+            1 for thread in threading.enumerate()
+            if thread is not threading.current_thread() and not thread.name.startswith("opguard")
+        )  # fmt: skip
+        observer = self
+
+        def start_thread(thread: threading.Thread) -> None:
+            observer._wrap_run(thread)
+            observer._start_thread(thread)
+
+        def start_process(process: Any) -> None:
+            observer._start_process(process)
+            observer.uncaptured += 1
+
+        threading.Thread.start = start_thread  # type: ignore[method-assign]
+        multiprocessing.process.BaseProcess.start = start_process  # type: ignore[method-assign]
+        _COUNTERS.add(self)
+        _count_children()
+
+    def disarm(self) -> None:
+        """Put everything back."""
+        threading.Thread.start = self._start_thread  # type: ignore[method-assign]
+        multiprocessing.process.BaseProcess.start = self._start_process  # type: ignore[method-assign]
+        _COUNTERS.discard(self)
+
+    def _wrap_run(self, thread: threading.Thread) -> None:
+        if thread.name.startswith("opguard"):
+            return
+        run = thread.run
+
+        def armed_run() -> None:
+            disarm = self._arm_thread()
+            try:
+                run()
+            finally:
+                disarm()
+
+        thread.run = armed_run  # type: ignore[method-assign]
+
+
+_COUNTERS: Final[set[Processes]] = set()
+_hooked: list[bool] = []
+
+
+def _count_children() -> None:
+    """Count forks and Python children; an audit hook can only be added, so it is added once."""
+    if _hooked:
+        return
+    _hooked.append(True)
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen" and _COUNTERS:
+            name = Path(os.fsdecode(arguments[0])).name
+            if name.startswith(_PYTHON_NAMES):
+                _count()
+
+    def forked() -> None:
+        _count()
+
+    sys.addaudithook(audit)
+    os.register_at_fork(after_in_parent=forked)
+
+
+def _count() -> None:
+    for processes in _COUNTERS:
+        processes.uncaptured += 1

@@ -1,0 +1,383 @@
+"""Turns one operator call into one event: what every Python mechanism shares.
+
+``before`` reads the inputs, ``after`` the outputs, both under one lock. Tensors are copied to a
+stage at that moment and hashed later on the writer thread.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from opguard.capture import torch_private
+from opguard.capture.call import SEQUENCE, TENSOR, Call, Sorter, kind_of
+from opguard.capture.callsite import CallSites
+from opguard.capture.collectives import Collectives, PendingCollective, work_in
+from opguard.capture.interning import Interner
+from opguard.capture.modules import Program
+from opguard.capture.operators import Operator, describe, state_operator
+from opguard.capture.places import Locator
+from opguard.capture.random_state import generator_state
+from opguard.capture.reader import FRESH, OUTPUT, Reader
+from opguard.capture.rows import RecordRow, Rows, StagePool
+from opguard.capture.traits import traits
+from opguard.capture.values import NO_RECORD
+from opguard.model import STATE_OPERATOR, EventFlag, Mode, Reason
+
+_RAISED: Final = int(EventFlag.RAISED)
+_RETURNS: Final = 64
+
+
+class Recorder:
+    """Everything one capture knows; the rows that are not handed over yet."""
+
+    def __init__(
+        self, interner: Interner, program: Program, mode: Mode, submit: Callable[[Rows], None]
+    ) -> None:
+        self.lock = threading.RLock()
+        self.interner = interner
+        self.program = program
+        self.sites = CallSites(interner)
+        self.locator = Locator(program, self.sites)
+        self._pool = StagePool()
+        self._rows = Rows(self._pool, 0)
+        self.reader = Reader(interner, self._rows, full=mode == "full")
+        self._sorter = Sorter(interner)
+        self.collectives = Collectives()
+        self._submit = submit
+        self._operators: dict[Any, Operator] = {}
+        self._boundaries: dict[tuple[int, int, int, int], int] = {}
+        self._returns = [interner.intern("slot", str(i)) for i in range(_RETURNS)]
+        self._rng_slot = interner.intern("slot", "rng")
+        self._state_operator = state_operator(interner.intern("operator", STATE_OPERATOR))
+        self._no_arguments = interner.intern("arguments", "")
+        self.events = 0
+        self._records = 0
+        self.foreign_values = 0
+
+    def operator(self, func: Any) -> Operator:
+        """Facts about an overload."""
+        found = self._operators.get(func)
+        if found is None:
+            found = describe(func, -1)
+            found.operator_id = self.interner.intern("operator", found.name)
+            intern = self.interner.intern
+            found.input_slots = [intern("slot", p.name) for p in found.parameters]
+            found.output_slots = [intern("slot", f"{p.name}!") for p in found.parameters]
+            self._operators[func] = found
+        return found
+
+    # One call
+
+    def before(
+        self, operator: Operator, args: Any, kwargs: Any, frame: FrameType | None
+    ) -> Call | None:
+        """Read the inputs. None: the call is on tensors without data and makes no event."""
+        call = Call(operator)
+        self._sorter.sort(call, args, kwargs)
+        here = self.program.places.here
+        call.thread = here.ordinal
+        call.step = self.program.step
+        call.host_ns = time.time_ns()
+        with self.lock:
+            if self.collectives.pending:
+                self._touch(call)
+            call.place = self.locator.locate(here, frame)
+            for slot, tensor in call.reads:
+                kind = traits(tensor)
+                if kind.plain:
+                    self._read(call, slot, tensor, kind)
+                elif kind.dataless:
+                    return None
+                else:
+                    self._read_parts(call, slot, tensor)
+            if operator.random:
+                self._read_generator(call, args, kwargs)
+        return call
+
+    def _read(self, call: Call, slot: int, tensor: torch.Tensor, kind: Any) -> None:
+        row, entry, key = self.reader.input(slot, tensor, kind)
+        if not row[6]:
+            call.unproduced.append((entry, len(call.inputs)))
+            if call.step and row[2] & FRESH:
+                self.foreign_values += 1
+        call.storages.append(key)
+        call.inputs.append(row)
+
+    def _read_parts(self, call: Call, slot: int, tensor: torch.Tensor) -> None:
+        parts = self.reader.parts(slot, tensor)
+        if isinstance(parts, Reason):
+            call.inputs.append(self.reader.missing(slot, tensor, FRESH, parts))
+            return
+        for part_slot, part in parts:
+            self._read(call, part_slot, part, traits(part))
+
+    def _read_generator(self, call: Call, args: Any, kwargs: Any) -> None:
+        position = call.operator.by_name.get("generator")
+        generator = kwargs.get("generator")
+        if generator is None and position is not None and position < len(args):
+            generator = args[position]
+        if generator is not None:
+            device = generator.device
+        elif call.reads or call.writes:
+            device = (call.reads or call.writes)[0][1].device
+        else:
+            device = torch.device(kwargs.get("device") or "cpu")
+        if device.type in ("cpu", "cuda"):
+            state = generator_state(generator, device)
+            call.inputs.append(self.reader.state(self._rng_slot, state, FRESH))
+
+    def after(self, call: Call, result: Any) -> None:
+        """Read the outputs and write the event, unless the call was a pure view."""
+        with self.lock:
+            if call.operator.collective:
+                self._after_collective(call, result)
+            elif call.writes or not self._is_view(call, result):
+                self._finish(call, result)
+
+    def raised(self, call: Call) -> None:
+        """The operator raised: the event has inputs only, and what it may have written is new."""
+        with self.lock:
+            for _, tensor in call.writes:
+                self.reader.forget(tensor)
+            self._emit(call, [], _RAISED)
+
+    def _is_view(self, call: Call, result: Any) -> bool:
+        """Every output shares its storage with an input."""
+        if kind_of(result) == TENSOR:
+            kind = traits(result)
+            if kind.plain:
+                return torch_private.storage_key(result.untyped_storage()) in call.storages
+            if kind.dataless:
+                return True
+        tensors = 0
+        for _, value in _returned(result, ""):
+            if kind_of(value) != TENSOR:
+                if isinstance(value, (bool, int, float, complex)):
+                    return False
+                continue
+            tensors += 1
+            if not self._aliases(call, value):
+                return False
+        return tensors > 0
+
+    def _aliases(self, call: Call, tensor: torch.Tensor) -> bool:
+        kind = traits(tensor)
+        if kind.plain:
+            return torch_private.storage_key(tensor.untyped_storage()) in call.storages
+        if kind.dataless:
+            return True
+        parts = self.reader.parts(self._rng_slot, tensor)
+        return not isinstance(parts, Reason) and all(
+            torch_private.storage_key(part.untyped_storage()) in call.storages
+            for _, part in parts
+        )
+
+    def _finish(self, call: Call, result: Any, *, ready: bool = True) -> None:
+        operator = call.operator
+        outputs: list[RecordRow] = []
+        for slot, tensor in call.writes:
+            self._write(call, outputs, slot, tensor, ready=ready)
+        if kind_of(result) == TENSOR:
+            if not operator.returned_writes or not operator.returned_writes[0]:
+                self._return(call, outputs, self._returns[0], result, 0, ready=ready)
+        elif result is not None:
+            self._return_many(call, outputs, result, ready=ready)
+        if not operator.parameters:  # a compiled graph may write its inputs without a word
+            for key in call.storages:
+                self.reader.values.reread(key)
+        self._emit(call, outputs, 0)
+
+    def _return_many(
+        self, call: Call, outputs: list[RecordRow], result: Any, *, ready: bool
+    ) -> None:
+        returned_writes = call.operator.returned_writes
+        values = result if isinstance(result, (tuple, list)) else (result,)
+        single_list = isinstance(result, list) and len(returned_writes) == 1
+        for index, value in enumerate((values,) if single_list else values):
+            if index < len(returned_writes) and returned_writes[index]:
+                continue
+            for suffix, item in _returned(value, ""):
+                slot = self._returns[index] if index < _RETURNS else self._returns[-1]
+                if suffix:
+                    slot = self._sorter.slot(slot, suffix)
+                if kind_of(item) == TENSOR:
+                    self._return(call, outputs, slot, item, index, ready=ready)
+                elif isinstance(item, (bool, int, float, complex)):
+                    outputs.append(self.reader.number(slot, item))
+
+    def _return(
+        self, call: Call, outputs: list[RecordRow], slot: int, tensor: torch.Tensor, index: int,
+        *, ready: bool,
+    ) -> None:  # fmt: skip
+        operator = call.operator
+        void = operator.void or index in operator.unset_outputs
+        self._write(call, outputs, slot, tensor, returned=True, void=void, ready=ready)
+
+    def _write(
+        self, call: Call, outputs: list[RecordRow], slot: int, tensor: torch.Tensor, *,
+        returned: bool = False, void: bool = False, ready: bool = True,
+    ) -> None:  # fmt: skip
+        kind = traits(tensor)
+        if kind.plain:
+            parts: Any = ((slot, tensor),)
+        elif kind.dataless:
+            return
+        else:
+            parts = self.reader.parts(slot, tensor)
+        if isinstance(parts, Reason):
+            outputs.append(self.reader.missing(slot, tensor, OUTPUT, parts))
+            return
+        for part_slot, part in parts:
+            if not ready:
+                self.reader.forget(part)
+                outputs.append(self.reader.missing(part_slot, part, OUTPUT, Reason.IN_FLIGHT))
+                continue
+            key = torch_private.storage_key(part.untyped_storage())
+            record = self._records + len(call.inputs) + len(outputs)
+            row = self.reader.output(
+                part_slot, part, traits(part), record, self._records, void=void,
+                partial=call.operator.partial, written=not returned or key not in call.storages,
+            )  # fmt: skip
+            outputs.append(row)
+
+    # Collectives
+
+    def _touch(self, call: Call) -> None:
+        keys = [
+            torch_private.storage_key(tensor.untyped_storage())
+            for _, tensor in (*call.reads, *call.writes)
+            if traits(tensor).plain
+        ]
+        if call.operator.schema_name == "_c10d_functional::wait_tensor":
+            call.storages.extend(keys)
+        else:
+            self.collectives.touched(keys)
+
+    def _after_collective(self, call: Call, result: Any) -> None:
+        if call.operator.schema_name == "_c10d_functional::wait_tensor":
+            self.collectives.wait_tensor(call.storages)
+            return
+        tensors = [tensor for _, tensor in (*call.reads, *call.writes)]
+        work = work_in(result)
+        if work is None:
+            returned = [v for _, v in _returned(result, "") if kind_of(v) == TENSOR]
+            if not returned and not call.writes:  # send, barrier: nothing arrives
+                self._finish(call, result)
+                return
+            tensors += returned
+        keys = frozenset(
+            torch_private.storage_key(tensor.untyped_storage())
+            for tensor in tensors
+            if traits(tensor).plain
+        )
+        returned_tensors = None if work is not None else result
+
+        def finish(ready: bool) -> None:
+            self._finish(call, returned_tensors, ready=ready)
+
+        self.collectives.add(PendingCollective(work, keys, finish, tensors))
+
+    def waited(self, work: Any) -> None:
+        """``work.wait()`` returned in the program."""
+        with self.lock:
+            self.collectives.waited(work)
+
+    # Rows
+
+    def boundary(self, operator: int, module: int, phase: int, stack: int) -> int:
+        """String id of a boundary."""
+        key = (operator, module, phase, stack)
+        found = self._boundaries.get(key)
+        if found is None:
+            found = self.interner.intern("boundary", json.dumps(key, separators=(",", ":")))
+            self._boundaries[key] = found
+        return found
+
+    def _emit(self, call: Call, outputs: list[RecordRow], flags: int) -> None:
+        module, phase, stack = call.place
+        boundary = self.boundary(call.operator.operator_id, module, phase, stack)
+        rows = self._rows
+        for entry, position in call.unproduced:
+            if entry.first_reader == NO_RECORD:
+                entry.first_reader = self._records + position
+        rows.events.append((
+            boundary, call.step, call.thread, 0, call.host_ns, call.arguments, flags,
+            len(rows.records),
+        ))  # fmt: skip
+        rows.records.extend(call.inputs)
+        rows.records.extend(outputs)
+        self._records += len(call.inputs) + len(outputs)
+        self.events += 1
+        if rows.full:
+            self._submit(self.take_rows())
+
+    def emit_state(self, entries: Iterator[tuple[str, Any]]) -> None:
+        """Entries of the final state: (name, tensor, number or bytes). Each tensor once."""
+        with torch_private.disabled_modes(), self.lock:
+            for name, value in entries:
+                call = Call(self._state_operator)
+                call.host_ns = time.time_ns()
+                call.step = self.program.step
+                call.thread = self.program.places.here.ordinal
+                call.arguments = self._no_arguments
+                call.place = (self.interner.intern("module", name), 0, -1)
+                records = self._state_records(value)
+                if records:
+                    self._emit(call, records, int(EventFlag.STATE))
+
+    def _state_records(self, value: Any) -> list[RecordRow]:
+        slot = self._returns[0]
+        if isinstance(value, bytes):
+            return [self.reader.state(slot, value, OUTPUT)]
+        if kind_of(value) != TENSOR:
+            return [self.reader.number(slot, value)]
+        parts = self.reader.parts(slot, value)
+        if isinstance(parts, Reason):
+            return [self.reader.missing(slot, value, OUTPUT, parts)]
+        rows = [self.reader.final(part_slot, part) for part_slot, part in parts]
+        return [row for row in rows if row is not None]
+
+    def flush(self) -> None:
+        """Hand over everything that is waiting."""
+        with self.lock:
+            self._submit(self.take_rows())
+
+    def forget_values(self) -> None:
+        """Something ran that was not captured: nothing is known any more."""
+        with self.lock:
+            self.reader.values.forget_all()
+
+    def exported(self, tensor: torch.Tensor) -> None:
+        """The tensor's memory was handed to somebody else."""
+        with self.lock:
+            if traits(tensor).plain:
+                self.reader.values.mark_external(tensor)
+
+    def take_rows(self) -> Rows:
+        """Hand over what is waiting and start anew. Called under the lock."""
+        rows = self._rows
+        rows.strings = self.interner.drain()
+        self._rows = self.reader.rows = Rows(self._pool, self.events)
+        return rows
+
+    def take_waiting(self) -> Rows | None:
+        """The same for the writer's idle hook; None if nothing is waiting."""
+        with self.lock:
+            return self.take_rows() if self._rows.events else None
+
+
+def _returned(value: Any, suffix: str) -> list[tuple[str, Any]]:
+    """Leaves of a returned value, with their place in nested lists."""
+    if kind_of(value) != SEQUENCE:
+        return [(suffix, value)]
+    leaves: list[tuple[str, Any]] = []
+    for position, item in enumerate(value):
+        leaves += _returned(item, f"{suffix}[{position}]")
+    return leaves

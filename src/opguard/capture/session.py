@@ -1,0 +1,309 @@
+"""One capture from arming to closing: owns the run being written and the order of teardown."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from opguard import environment
+from opguard.capture.dispatch import CaptureMode, Switch, install, uninstall
+from opguard.capture.final_state import FinalState
+from opguard.capture.interning import Interner
+from opguard.capture.modules import Program
+from opguard.capture.patches import Patches, patch_exports, patch_opaque_regions
+from opguard.capture.processes import Processes
+from opguard.capture.random_state import process_states
+from opguard.capture.recorder import Recorder
+from opguard.capture.rows import Rows
+from opguard.errors import CaptureError, NativeError, UsageError
+from opguard.fingerprint import spec
+from opguard.model import FINGERPRINT_VERSION
+from opguard.settings import CaptureSettings
+from opguard.store.environment_key import environment_key
+from opguard.store.launch import resolve_rank, resolve_run_id
+from opguard.store.run_writer import RunWriter
+
+MECHANISM: Final = "dispatch"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the captured program ended."""
+
+    exit_code: int | None = 0
+    exception: str | None = None
+    interrupted: bool = False
+    """It did not come to its own end: the run counts as partial."""
+
+
+class CaptureSession:
+    """One capture of this process; at most one is open at a time."""
+
+    _open: CaptureSession | None = None
+
+    def __init__(self, settings: CaptureSettings, command: Sequence[str], say: Say) -> None:
+        """``say`` prints one line to the user: used when capture has to stop early.
+
+        Raises:
+            UsageError: the settings ask for what is not there.
+        """
+        if settings.output is None:
+            raise UsageError("a capture needs a folder")
+        if settings.require_native:
+            raise UsageError("--require-native: this build has no native parts")
+        if settings.mechanism == "native":
+            raise NativeError("--mechanism native: this build has no native parts")
+        self._settings = settings
+        self._command = tuple(command)
+        self._say = say
+        self._switch = Switch()
+        self._interner = Interner()
+        self._state = FinalState()
+        self._program = Program(self._interner, self)
+        self._recorder = Recorder(self._interner, self._program, settings.mode, self._submit)
+        self._processes = Processes(self._arm_thread)
+        self._patches = Patches()
+        self._opaque: Counter[str] = Counter()
+        self._main_mode: CaptureMode | None = None
+        self._writer: RunWriter
+        self._failed = False
+        self.stopped = False
+        """``--stop-after`` ended the program."""
+
+    @classmethod
+    def active(cls) -> CaptureSession | None:
+        """The capture that is open in this process."""
+        return cls._open
+
+    # Arming
+
+    def start(self) -> None:
+        """Open the run and begin to capture.
+
+        Raises:
+            UsageError: the folder holds something else, or a capture is open already.
+            CaptureError: the folder cannot be written, or the rank is unknown.
+        """
+        if CaptureSession._open is not None:
+            raise UsageError("a capture is already open in this process")
+        settings = self._settings
+        rank, world_size = _rank()
+        self._writer = RunWriter(
+            Path(settings.output or ""),
+            rank=rank,
+            world_size=world_size,
+            run_id=resolve_run_id(os.environ, world_size),
+            opening=self._opening(),
+            idle=self._recorder.take_waiting,
+            force=settings.force,
+        )
+        CaptureSession._open = self
+        _watch_forks()
+        self._program.arm()
+        self._recorder.collectives.arm(self._guard(self._recorder.waited))
+        patch_exports(self._patches, self._guard(self._recorder.exported))
+        patch_opaque_regions(self._patches, self._guard(self._entered_opaque))
+        self._processes.arm()
+        self._select(0)
+        self._main_mode = self._new_mode()
+        install(self._main_mode)
+
+    def _opening(self) -> dict[str, Any]:
+        facts = environment.facts()
+        return {
+            "fingerprint_version": FINGERPRINT_VERSION,
+            "environment": facts,
+            "environment_key": environment_key(facts, MECHANISM),
+            "probe": environment.numerics_probe(),
+            "command": environment.mask_command(self._command),
+            "mode": self._settings.mode,
+            "mechanism": MECHANISM,
+            "settings": {
+                "steps": self._settings.steps,
+                "stop_after": self._settings.stop_after,
+                "watch": self._settings.watch,
+            },
+            "rng": {
+                name: f"{spec.mix64(np.frombuffer(data, np.uint8)):016x}"
+                for name, data in process_states()
+            },
+        }
+
+    def _new_mode(self) -> CaptureMode:
+        return CaptureMode(self._recorder, self._switch, self.fail)
+
+    def _arm_thread(self) -> Callable[[], None]:
+        if not self._switch.armed:
+            return lambda: None
+        mode = self._new_mode()
+        install(mode)
+        return lambda: uninstall(mode)
+
+    def _guard(self, observe: Callable[..., None]) -> Callable[..., None]:
+        """An observer that does nothing once capture is over, and never raises."""
+
+        def guarded(*args: Any) -> None:
+            if not self._switch.armed:
+                return
+            try:
+                observe(*args)
+            except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
+                self.fail(error)
+
+        return guarded
+
+    # While the program runs
+
+    def set_step(self, step: int) -> None:
+        """The program says which step it is in."""
+        self._program.set_step(step)
+
+    def watch(self, name: str, tensor: torch.Tensor) -> None:
+        """Read ``tensor`` with the final state, if the settings let that name in."""
+        names = self._settings.watch
+        if not names or any(fnmatchcase(name, pattern) for pattern in names):
+            self._state.watch(name, tensor)
+
+    def saw_module(self, module: torch.nn.Module, step: int) -> None:
+        """An outermost module is called."""
+        self._state.saw(module, step)
+
+    def saw_optimizer(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """An optimizer makes a step."""
+        self._state.saw(optimizer, step)
+
+    def step_finished(self, step: int) -> None:
+        """The next step begins."""
+        for entries in self._state.released(step):
+            self._write_state(entries)
+        self._select(step)
+
+    def _select(self, step: int) -> None:
+        settings = self._settings
+        if settings.steps is not None and self._switch.armed:
+            first, end = settings.steps
+            inside = first <= step < end
+            if inside and not self._switch.on:
+                self._recorder.forget_values()
+            self._switch.on = inside
+        if settings.stop_after is not None:
+            limit, unit = settings.stop_after
+            if unit == "events":
+                self._switch.limit = limit
+            elif step >= limit:
+                self._switch.limit = 0
+
+    def _entered_opaque(self, name: str) -> None:
+        self._opaque[name] += 1
+        self._recorder.forget_values()
+
+    def _submit(self, rows: Rows) -> None:
+        self._writer.submit(rows)
+        if self._writer.failed is not None and not self._failed:
+            self.fail(self._writer.failed)
+
+    def fail(self, error: BaseException) -> None:
+        """Capture cannot go on: it stops, says so once, and leaves the program alone."""
+        self._switch.disarm()
+        if not self._failed:
+            self._failed = True
+            text = str(error) or type(error).__name__
+            if not isinstance(error, (CaptureError, OSError)):
+                text = f"a defect in opguard: {type(error).__name__}: {text}"
+                if os.environ.get("OPGUARD_DEBUG"):
+                    sys.excepthook(type(error), error, error.__traceback__)
+            self._say(f"capture stopped, the run stays partial: {text}")
+
+    # Teardown
+
+    def stop(self, ending: Ending) -> None:
+        """Disarm, read the final state, close the run."""
+        self.stopped = self._switch.stopped
+        was_armed = self._switch.armed
+        self._disarm()
+        if not was_armed:
+            self._writer.abandon()
+            return
+        self._recorder.collectives.finish_all()
+        if not ending.interrupted:
+            for entries in self._state.all():
+                self._write_state(entries)
+        self._recorder.flush()
+        self._writer.close(self._closing(ending))
+        if self._writer.failed is not None:
+            self.fail(self._writer.failed)
+
+    def _disarm(self) -> None:
+        """Take everything out of the program again, last in first out."""
+        self._switch.disarm()
+        if self._main_mode is not None:
+            uninstall(self._main_mode)
+        self._processes.disarm()
+        self._patches.restore()
+        self._recorder.collectives.disarm()
+        self._program.disarm()
+        CaptureSession._open = None
+
+    def after_fork(self) -> None:
+        """In a forked child: the writer's thread does not exist there, so nothing is captured."""
+        self._disarm()
+        self._writer.disarm_after_fork()
+
+    def _write_state(self, entries: Iterator[tuple[str, Any]]) -> None:
+        try:
+            self._recorder.emit_state(entries)
+        except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
+            self.fail(error)
+
+    def _closing(self, ending: Ending) -> dict[str, Any]:
+        return {
+            "coverage": {
+                "unfingerprinted": dict(sorted(self._recorder.reader.unfingerprinted.items())),
+                "opaque_regions": sorted(self._opaque),
+                "opaque_calls": sum(self._opaque.values()),
+                "foreign_values": self._recorder.foreign_values,
+                "uncaptured_processes": self._processes.uncaptured,
+                "uncaptured_ranks": 0,
+                "unarmed_threads": self._processes.unarmed_threads,
+                "lost_events": self._writer.lost_events,
+            },
+            "steps": self._program.step,
+            "exit_code": ending.exit_code,
+            "exception": ending.exception,
+            "interrupted": ending.interrupted,
+            "stopped": self.stopped,
+        }
+
+
+def _rank() -> tuple[int, int]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return resolve_rank(os.environ)
+
+
+_forks_watched: list[bool] = []
+
+
+def _watch_forks() -> None:
+    """Registered once: a fork handler cannot be taken back."""
+    if _forks_watched:
+        return
+    _forks_watched.append(True)
+
+    def after_in_child() -> None:
+        session = CaptureSession.active()
+        if session is not None:
+            session.after_fork()
+
+    os.register_at_fork(after_in_child=after_in_child)

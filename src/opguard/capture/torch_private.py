@@ -1,0 +1,188 @@
+"""Every private name of torch that capture uses, with what happens where it is absent.
+
+Read off torch 2.13; a release that lacks a name loses what its comment says and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as python_dispatch
+
+
+def graph_task_id() -> int:
+    """Id of the autograd graph task active on this thread, -1 without one."""
+    return _graph_task_id()
+
+
+_graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+"""The autograd node being evaluated on this thread, or None. Absent: backward events carry no
+module path and the site of the ``backward()`` call."""
+
+next_sequence_nr: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+"""Sequence number that the next autograd node created on this thread will get."""
+
+keyset_of: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
+dispatch_has_kernel: Callable[[str, str], bool] = (
+    torch._C._dispatch_has_kernel_for_dispatch_key
+)
+ALIAS_DISPATCH_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def disabled_modes() -> AbstractContextManager[Any]:
+    """No dispatch mode of this thread sees what runs inside."""
+    return python_dispatch._disable_current_modes()  # type: ignore[no-any-return,no-untyped-call]
+
+
+def push_mode(mode: Any) -> None:
+    """Push without the bookkeeping of ``__enter__``, which is global and races over threads."""
+    python_dispatch._push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def remove_mode(mode: Any) -> bool:
+    """Take ``mode`` out of this thread's stack, wherever it stands. False if it is not there."""
+    above: list[Any] = []
+    found = False
+    for _ in range(torch._C._len_torch_dispatch_stack()):
+        top = python_dispatch._pop_mode()  # type: ignore[no-untyped-call]
+        if top is mode:
+            found = True
+            break
+        above.append(top)
+    for other in reversed(above):
+        python_dispatch._push_mode(other)  # type: ignore[no-untyped-call]
+    return found
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Address of the StorageImpl: unique as long as a weak reference to it is held."""
+    return storage._cdata
+
+
+def weak_storage(storage: torch.UntypedStorage) -> int:
+    """Weak reference to the storage; to be given back with :func:`drop_weak_storage`."""
+    return int(storage._weak_ref())
+
+
+def weak_storage_expired(reference: int) -> bool:
+    """True when no tensor holds the storage any more."""
+    return bool(torch.UntypedStorage._expired(reference))
+
+
+def drop_weak_storage(reference: int) -> None:
+    """Give a weak reference back."""
+    torch.UntypedStorage._free_weak_ref(reference)
+
+
+def work_of(boxed: Any) -> Any:
+    """The ``torch.distributed.Work`` behind a boxed one: the very object the program holds.
+
+    None if ``boxed`` is something else. Absent before torch 2.3: collectives are then read where
+    the next operator touches their storage.
+    """
+    if not isinstance(boxed, torch.ScriptObject):
+        return None
+    from torch._C._distributed_c10d import Work  # noqa: PLC0415  (distributed may be absent)
+
+    unbox = getattr(Work, "unbox", None)
+    return None if unbox is None else unbox(boxed)
+
+
+def wrap_work_wait(observe: Callable[[Any], None]) -> Callable[[], None]:
+    """Call ``observe(work)`` after each ``Work.wait``; returns what undoes it."""
+    if not torch.distributed.is_available():
+        return lambda: None
+    from torch._C._distributed_c10d import Work  # noqa: PLC0415  (distributed may be absent)
+
+    original = Work.wait
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        observe(self)
+        return result
+
+    def restore() -> None:
+        Work.wait = original  # type: ignore[method-assign]
+
+    Work.wait = wait  # type: ignore[method-assign]
+    return restore
+
+
+def is_higher_order(operator: Any) -> bool:
+    """True for ``torch.cond`` and its like, which have no schema."""
+    return isinstance(operator, torch._ops.HigherOrderOperator)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """True for tensors that carry no data: meta tensors and ``FakeTensor``."""
+    if tensor.device.type == "meta":
+        return True
+    from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415  (slow to import)
+
+    return isinstance(tensor, FakeTensor)
+
+
+def is_functorch_wrapper(tensor: torch.Tensor) -> bool:
+    """True inside vmap, grad and jvp, where the inner calls on plain tensors are the events."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+engine_code = getattr(
+    getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None
+)
+"""Code of the Python frame right below the C++ nodes of a backward pass. Absent: their events
+carry the site of the ``backward()`` call."""
+
+
+def flatten(tree: Any) -> list[Any]:
+    """Leaves of nested lists, tuples and dictionaries."""
+    from torch.utils import _pytree  # noqa: PLC0415  (only higher-order operators need it)
+
+    return list(_pytree.tree_leaves(tree))
+
+
+def rank_of_group(boxed: Any) -> int:
+    """This process's rank in a boxed process group."""
+    from torch._C._distributed_c10d import ProcessGroup  # noqa: PLC0415  (may be absent)
+
+    return int(ProcessGroup.unbox(boxed).rank())  # type: ignore[attr-defined]
+
+
+@functools.cache
+def desugars(cls: type) -> bool:
+    """True for subclasses whose ``__torch_dispatch__`` calls operators on plain tensors."""
+    plain = getattr(cls, "__torch_dispatch__", None) in (
+        None, torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl,
+    )  # fmt: skip
+    return not plain and cls.__module__ != "torch._subclasses.fake_tensor"
+
+
+def exclude_from_tracing(package: str) -> None:
+    """Keep the compiler from tracing into ``package``; call when it is imported."""
+    from torch._dynamo import trace_rules  # noqa: PLC0415  (slow to import)
+
+    trace_rules.add(package)  # type: ignore[no-untyped-call]
+
+
+def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
+    """Make each compiled graph's call one operator call that a mode sees (torch 2.13).
+
+    Graphs compiled before that, and all graphs where torch lacks it, are opaque regions:
+    ``entered`` is called at each of their calls.
+    """
+    from torch._inductor import config, output_code  # noqa: PLC0415  (slow to import)
+
+    if hasattr(config, "wrap_inductor_compiled_regions"):
+        patches.replace_config(config, "wrap_inductor_compiled_regions", True)
+
+    def called(graph: Any, *_: Any) -> None:
+        if not getattr(graph, "_wrap_compiled_regions", False):
+            entered("compiled.inductor")
+
+    patches.before_call(output_code.CompiledFxGraph, "__call__", called)

@@ -1,0 +1,45 @@
+"""How a tensor can be read, judged once per set of dispatch keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from opguard.capture import torch_private
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a tensor's dispatch keys say of it."""
+
+    plain: bool
+    """Strided, with a storage whose bytes are its elements."""
+    bits: int
+    """Conjugate (1) and negative (2) bits."""
+    cpu: bool
+    dataless: bool
+    """Meta and fake tensors, and functorch wrappers: no event is made of them."""
+
+
+def _judge(tensor: torch.Tensor) -> Traits:
+    dataless = torch_private.is_fake(tensor) or torch_private.is_functorch_wrapper(tensor)
+    odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested
+    return Traits(
+        plain=not (dataless or odd),
+        bits=int(tensor.is_conj()) | 2 * int(tensor.is_neg()) if not odd else 0,
+        cpu=tensor.device.type == "cpu",
+        dataless=dataless,
+    )
+
+
+_KNOWN: dict[int, Traits] = {}
+
+
+def traits(tensor: torch.Tensor) -> Traits:
+    """Traits of ``tensor``; one set of keys always gives the same answer."""
+    raw = torch_private.keyset_of(tensor).raw_repr()
+    found = _KNOWN.get(raw)
+    if found is None:
+        found = _KNOWN[raw] = _judge(tensor)
+    return found
