@@ -114,7 +114,9 @@ def _strings(template: Any, flat: bool) -> tuple[tuple[StringKind, int, str], ..
     boundaries = (
         [(i, 0, 1) for i in range(OPERATORS)]
         if flat
-        else [(int(op), 1 + i * 200 // EVENTS_A_STEP, 1 + i // 400) for i, op in enumerate(template)]
+        else [
+            (int(op), 1 + i * 200 // EVENTS_A_STEP, 1 + i // 400) for i, op in enumerate(template)
+        ]
     )
     tables: dict[StringKind, list[str]] = {
         "operator": operators,
@@ -204,7 +206,9 @@ class Part:
             "first_producer": np.cumsum(has) - has,
             "small_offset": np.zeros(size),
         }
-        records = {name: np.asarray(column, RECORD_COLUMNS[name]) for name, column in columns.items()}
+        records = {
+            name: np.asarray(column, RECORD_COLUMNS[name]) for name, column in columns.items()
+        }
         records["small"] = np.empty(0, np.uint8)
         rows: dict[str, Any] = {
             "boundary": run.boundary[begin:end],
@@ -286,7 +290,7 @@ def main() -> None:
         for count in [*sizes, arguments.events]:
             with tempfile.TemporaryDirectory() as folder:
                 make(Path(folder), count, variant)
-                subprocess.run(
+                subprocess.run(  # noqa: S603 - this very file
                     [sys.executable, __file__, "--measure", folder], check=True, env=environment
                 )
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opguard.errors import UsageError
+
 if TYPE_CHECKING:
-    from opguard.model import Run
+    import torch
+
+    from opguard.capture.session import CaptureSession
+    from opguard.model import Mode, Run
     from opguard.policy import Policy
     from opguard.report.result import Result
 
@@ -56,3 +65,71 @@ def compare(
         certificates[rank] = certify(sides, align(sides), rules)
     judgement, ranks = judge_runs(a, b, certificates, rules)
     return assemble(a, b, certificates, judgement, ranks, path)
+
+
+class OpguardWarning(UserWarning):
+    """Capture could not go on; the program does."""
+
+
+@contextlib.contextmanager
+def capture(
+    path: str | Path,
+    *,
+    mode: Mode = "trusted",
+    steps: tuple[int, int] | None = None,
+    force: bool = False,
+) -> Iterator[None]:
+    """Capture every operator call inside the ``with`` block, on all threads, into a run.
+
+    Args:
+        path: folder of the run; made where it is missing.
+        mode: ``trusted``, ``full`` or ``collectives`` (what is fingerprinted).
+        steps: half-open range of the steps to fingerprint; None: all.
+        force: empty the folder of another run first.
+
+    Raises:
+        UsageError: the folder holds something else, or a capture is already open.
+        CaptureError: the folder cannot be written, or the rank is unknown.
+    """
+    from opguard.capture.session import CaptureSession, Ending
+    from opguard.settings import CaptureSettings
+
+    def say(text: str) -> None:
+        warnings.warn(text, OpguardWarning, stacklevel=2)
+
+    settings = CaptureSettings(output=Path(path), mode=mode, steps=steps, force=force)
+    session = CaptureSession(settings, sys.argv, say)
+    session.start()
+    ending = Ending(exit_code=None, exception="unknown", interrupted=True)
+    try:
+        yield
+        ending = Ending(exit_code=None)
+    except BaseException as error:
+        ending = Ending(exit_code=None, exception=type(error).__name__, interrupted=True)
+        raise
+    finally:
+        session.stop(ending)
+
+
+def step(number: int) -> None:
+    """Tell the open capture which step the program is in, from 0.
+
+    Without a capture it does nothing, so that it may stay in the program.
+    """
+    session = _session()
+    if session is not None:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 31:
+            raise UsageError(f"a step is a whole number from 0, not {number!r}")
+        session.set_step(number)
+
+
+def watch(name: str, tensor: torch.Tensor) -> None:
+    """Compare ``tensor`` with the final state; without an open capture it does nothing."""
+    session = _session()
+    if session is not None:
+        session.watch(name, tensor)
+
+
+def _session() -> CaptureSession | None:
+    session_module = sys.modules.get("opguard.capture.session")
+    return None if session_module is None else session_module.CaptureSession.active()

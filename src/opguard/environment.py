@@ -140,7 +140,7 @@ def _torch_flags() -> dict[str, Any]:
 def _cuda_is_initialised() -> bool:
     import torch
 
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return bool(torch.cuda.is_initialized())
 
 
 def _cuda_facts() -> dict[str, Any] | None:
@@ -152,7 +152,7 @@ def _cuda_facts() -> dict[str, Any] | None:
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return {
         "runtime": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version(),
         "devices": [
             {"name": device.name, "sm": f"{device.major}.{device.minor}"} for device in properties
         ],

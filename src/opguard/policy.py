@@ -8,9 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from opguard.errors import UsageError
+
+ENVIRONMENT_PARTS: Final = (
+    "platform",
+    "architecture",
+    "torch",
+    "device",
+    "cpu_capability",
+    "devices",
+    "mechanism",
+    "numerics",
+)
+"""What ``allow_environment`` may name: the parts of the environment key, and the probe."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,10 @@ def parse_policy(document: Mapping[str, Any], where: str) -> Policy:
     allowed = document.get("allow_environment", [])
     if not (isinstance(allowed, list) and all(isinstance(item, str) for item in allowed)):
         raise UsageError(f"{where}: allow_environment is not a list of texts")
+    for part in allowed:
+        if part not in ENVIRONMENT_PARTS:
+            known = ", ".join(ENVIRONMENT_PARTS)
+            raise UsageError(f"{where}: {part!r} is no part of the environment (known: {known})")
     rules = document.get("ignore", [])
     if not isinstance(rules, list):
         raise UsageError(f"{where}: ignore is not an array of tables")

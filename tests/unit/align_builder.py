@@ -13,12 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from opguard.align.aligner import align
+from opguard.certify import certify
+from opguard.columns import join_sides
 from opguard.model import (
     DTYPES,
     REASON_SHIFT,
     STATE_OPERATOR,
     STRING_KINDS,
     Boundary,
+    Certificate,
     EventFlag,
     RankEvents,
     Reason,
@@ -26,7 +30,9 @@ from opguard.model import (
     Run,
     Strings,
 )
+from opguard.policy import Policy
 
+POLICY = Policy()
 OPENING: dict[str, Any] = {
     "fingerprint_version": 1,
     "environment": {"torch": "2.13.0"},
@@ -195,3 +201,19 @@ def _offsets(counts: list[int]) -> np.ndarray:
 def run_of(*ranks: Rank, world_size: int | None = None) -> Run:
     built = {rank.rank: rank.build() for rank in ranks}
     return Run("/runs/x", "id", world_size or len(built), built)
+
+
+def certificate_of(baseline: Rank, candidate: Rank, policy: Policy = POLICY) -> Certificate:
+    sides = join_sides(baseline.build(), candidate.build())
+    return certify(sides, align(sides), policy)
+
+
+def pairs_of(baseline: Rank, candidate: Rank) -> list[tuple[int, int]]:
+    """Pairs of the alignment; those off the monotone order as (baseline, -candidate)."""
+    alignment = align(join_sides(baseline.build(), candidate.build()))
+    return [
+        (int(a), -int(b) if moved else int(b))
+        for a, b, moved in zip(
+            alignment.baseline, alignment.candidate, alignment.moved, strict=True
+        )
+    ]

@@ -117,7 +117,7 @@ def test_arguments_results_and_values_are_shown():
         ["candidate", "normalized_shape=[128],", "eps=1e-06"],
     ]
     assert section(DIVERGED, "Results that differ") == [
-        ["0", "float32[4,64,128],", "in", "1,", "4", "of", "8", "equal", "parts"],
+        ["0", "float32[4,64,128],", "in", "part", "1,", "4", "of", "8", "equal", "parts"],
         ["2", "float32[1]"],
         ["baseline", "0.123"],
         ["candidate", "0.124"],
@@ -133,6 +133,20 @@ def test_each_class_is_explained_with_an_advice(class_name):
 
 def test_every_class_that_can_be_a_root_has_an_explanation():
     assert set(EXPLANATIONS) == set(CLASSES) - {"", "tolerated", "propagated"}
+
+
+def test_a_tensor_that_differs_in_every_region_is_said_so():
+    tensor = TensorDifference("0", "int8", (99999,), ("0" * 16, "1" * 16), tuple(range(8)))
+    result = dataclasses.replace(DIVERGED, pivot=dataclasses.replace(PIVOT, tensors=(tensor,)))
+    assert section(result, "Results that differ") == [["0", "int8[99999],", "all", "over"]]
+
+
+def test_random_states_that_were_never_seeded_are_said_to_be_left_out():
+    state = FinalState(1, 0, 0, 1, not_compared_entries=(StateName(0, "rng.numpy", "rng.numpy"),))
+    rows = section(dataclasses.replace(IDENTICAL, final_state=state), "Final state")
+    assert " ".join(rows[1]) == (
+        "not compared rng.numpy: never seeded, and different from the start"
+    )
 
 
 def test_dtype_and_shape_changes_name_both_sides():
@@ -219,7 +233,7 @@ def test_identical_claims_no_more_than_was_compared():
     assert section(IDENTICAL, "Compared") == [
         ["operators", "10", "baseline,", "10", "candidate"],
         ["paired", "10,", "of", "which", "10", "agree"],
-        ["agreeing", "prefix", "0", "pairs"],
+        ["certified", "prefix", "0", "pairs", "without", "a", "difference"],
     ]
     assert section(IDENTICAL, "Not covered") == [["device", "kernels", "not", "observed"]]
 
@@ -240,13 +254,15 @@ def test_whatever_was_not_compared_is_said():
             uncaptured_ranks=12,
         ),
     )
-    compared = [" ".join(row) for row in section(result, "Compared")]
+    report = render_result(result, width=120).split("Compared\n")[1].split("\n\n")[0]
+    compared = [" ".join(line.split()) for line in report.splitlines()]
     assert compared[2:] == [
-        "agreeing prefix 9 pairs, with parts that could not be compared",
+        "certified prefix 9 pairs without a difference, but parts of them could not be compared",
         "only in baseline 7",
         "hidden by policy 8",
     ]
-    assert [" ".join(row) for row in section(result, "Not covered")] == [
+    report = render_result(result, width=120).split("Not covered\n")[1].splitlines()
+    assert [" ".join(line.split()) for line in report] == [
         "pairs with nothing to compare 4",
         "pairs with unwritten memory 5",
         "unverified in-place writes 6",

@@ -89,12 +89,8 @@ def _text(value: Any) -> tuple[str, str]:
         return json.dumps(value), ""
     if isinstance(value, torch.device):
         return value.type, "" if value.index is None else str(value)
-    if isinstance(value, NAMED_TYPES):
-        return str(value).removeprefix("torch."), ""
     if isinstance(value, Sequence):
         return "[" + ",".join(_text(item)[0] for item in value) + "]", ""
-    if isinstance(value, torch.SymInt):
-        return repr(int(value)), ""
     return _object(value)
 
 
@@ -105,12 +101,16 @@ def _float(value: float) -> str:
 
 
 def _object(value: Any) -> tuple[str, str]:
+    if isinstance(value, NAMED_TYPES):
+        return str(value).removeprefix("torch."), ""
+    if isinstance(value, torch.SymInt):
+        return repr(int(value)), ""
     if isinstance(value, torch.ScriptObject):
         kind = value._type().qualified_name().rpartition(".")[2]
         if kind == "ProcessGroup":
             return "", "<ProcessGroup>"
         if kind == "ReduceOp":
-            from torch._C._distributed_c10d import ReduceOp  # noqa: PLC0415  (may be absent)
+            from torch._C._distributed_c10d import ReduceOp
 
             return str(ReduceOp.unbox(value).op).rpartition(".")[2], ""  # type: ignore[attr-defined]
         return f"<{kind}>", ""

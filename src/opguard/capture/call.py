@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from opguard.capture import torch_private
 from opguard.capture.arguments import arguments_key, canonical
 from opguard.capture.interning import Interner
-from opguard.capture.operators import FROM_ROOT_OPERATORS, Operator, Parameter
+from opguard.capture.operators import Operator, Parameter
 from opguard.capture.places import Place
 from opguard.capture.rows import RecordRow
 from opguard.capture.values import Storage
@@ -57,61 +57,55 @@ class Call:
 class Sorter:
     """Sorts the arguments of calls into tensors that are read or written, and the rest."""
 
-    def __init__(self, interner: Interner) -> None:
+    def __init__(self, interner: Interner, sub_slot: Callable[[int, str], int]) -> None:
+        """``sub_slot(slot id, "[3]")`` gives the slot id of a list's element."""
         self._interner = interner
-        self._list_slots: dict[tuple[int, str], int] = {}
-
-    def slot(self, base: int, suffix: str) -> int:
-        """Slot id of an element: ``tensors`` and ``[3]`` give ``tensors[3]``."""
-        key = (base, suffix)
-        found = self._list_slots.get(key)
-        if found is None:
-            name = self._interner.text("slot", base)
-            plain = name.removesuffix("!")
-            text = plain + suffix + ("!" if plain != name else "")
-            found = self._list_slots[key] = self._interner.intern("slot", text)
-        return found
+        self._sub_slot = sub_slot
 
     def sort(self, call: Call, args: Any, kwargs: Any) -> None:
         """Fill ``reads``, ``writes`` and ``arguments`` of ``call``."""
         operator = call.operator
-        if not operator.parameters and (args or kwargs):
+        parameters = operator.parameters
+        if not parameters and (args or kwargs):
             self._sort_unnamed(call, args, kwargs)
             return
         rest: list[Any] = []
-        for index, value in enumerate(args):
-            self._one(call, index, value, rest)
+        for parameter, value in zip(parameters, args, strict=False):
+            if kind_of(value) == TENSOR:
+                if parameter.read:
+                    call.reads.append((parameter.input_slot, value))
+                if parameter.written:
+                    call.writes.append((parameter.output_slot, value))
+            else:
+                self._other(call, parameter, value, rest)
         for name, value in kwargs.items():
-            self._one(call, operator.by_name[name], value, rest)
-        if operator.switch is not None or operator.schema_name in FROM_ROOT_OPERATORS:
+            parameter = parameters[operator.by_name[name]]
+            if kind_of(value) == TENSOR:
+                if parameter.read:
+                    call.reads.append((parameter.input_slot, value))
+                if parameter.written:
+                    call.writes.append((parameter.output_slot, value))
+            else:
+                self._other(call, parameter, value, rest)
+        if operator.switch is not None or operator.from_root:
             self._switch(call, rest)
         self._arguments(call, rest)
 
-    def _one(self, call: Call, index: int, value: Any, rest: list[Any]) -> None:
-        operator = call.operator
-        parameter = operator.parameters[index]
-        kind = kind_of(value)
-        if kind == TENSOR:
-            if parameter.read:
-                call.reads.append((operator.input_slots[index], value))
-            if parameter.written:
-                call.writes.append((operator.output_slots[index], value))
-        elif not parameter.holds_tensors:
-            rest.append(index)
+    def _other(self, call: Call, parameter: Parameter, value: Any, rest: list[Any]) -> None:
+        if not parameter.holds_tensors:
+            rest.append(parameter.index)
             rest.append(value)
-        elif kind == SEQUENCE:
-            self._many(call, index, parameter, value)
+        elif kind_of(value) == SEQUENCE:
+            for suffix, tensor in leaves(value, ""):
+                if kind_of(tensor) != TENSOR:
+                    continue
+                if parameter.read:
+                    call.reads.append((self._sub_slot(parameter.input_slot, suffix), tensor))
+                if parameter.written:
+                    call.writes.append((self._sub_slot(parameter.output_slot, suffix), tensor))
         elif value is not None:  # a number given for a tensor
-            rest.append(index)
+            rest.append(parameter.index)
             rest.append(value)
-
-    def _many(self, call: Call, index: int, parameter: Parameter, value: Any) -> None:
-        operator = call.operator
-        for suffix, tensor in _leaves(value, ""):
-            if parameter.read:
-                call.reads.append((self.slot(operator.input_slots[index], suffix), tensor))
-            if parameter.written:
-                call.writes.append((self.slot(operator.output_slots[index], suffix), tensor))
 
     def _sort_unnamed(self, call: Call, args: Any, kwargs: Any) -> None:
         """A higher-order operator: its leaves, by position."""
@@ -131,7 +125,7 @@ class Sorter:
         if operator.switch is not None:
             if not given.get(operator.switch):
                 declared = [p for p in operator.parameters if p.written and p.declared]
-                slots = {operator.output_slots[operator.by_name[p.name]] for p in declared}
+                slots = {p.output_slot for p in declared}
                 call.writes = [write for write in call.writes if write[0] in slots]
             return
         if torch_private.rank_of_group(given["process_group"]) == given["root_rank"]:
@@ -154,10 +148,10 @@ class Sorter:
         call.arguments = found
 
 
-def _leaves(value: Any, suffix: str) -> Iterator[tuple[str, torch.Tensor]]:
+def leaves(value: Any, suffix: str) -> Iterator[tuple[str, Any]]:
+    """Items of nested lists and tuples, with their place: ``[0][1]``; the value itself if none."""
+    if kind_of(value) != SEQUENCE:
+        yield suffix, value
+        return
     for position, item in enumerate(value):
-        kind = kind_of(item)
-        if kind == TENSOR:
-            yield f"{suffix}[{position}]", item
-        elif kind == SEQUENCE:
-            yield from _leaves(item, f"{suffix}[{position}]")
+        yield from leaves(item, f"{suffix}[{position}]")

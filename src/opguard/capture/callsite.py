@@ -7,7 +7,6 @@ turned into file, line and function. Code objects are kept, so that an identity 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
@@ -71,6 +70,6 @@ class CallSites:
             return None
         if file.startswith(self._home + "/"):
             file = "~" + file[len(self._home) :]
-        name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
+        name = getattr(code, "co_qualname", code.co_name)  # Python 3.11 has it
         value = json.dumps([file, line or 0, name], separators=(",", ":"))
         return self._interner.intern("frame", value)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opguard.capture import torch_private
-from opguard.capture.operators import Kind
+from opguard.capture.call import Call
+from opguard.capture.operators import Kind, Operator
 from opguard.capture.recorder import Recorder
-
 
 EVENT: Final = Kind.EVENT
 NO_LIMIT: Final = sys.maxsize
@@ -63,7 +64,7 @@ class CaptureMode(TorchDispatchMode):
     def __init__(
         self, recorder: Recorder, switch: Switch, fail: Callable[[BaseException], None]
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
         self._switch = switch
         self._fail = fail
@@ -87,11 +88,9 @@ class CaptureMode(TorchDispatchMode):
             if operator.kind is Kind.COMPOSITE:
                 return self._composite(func, args, kwargs)
             return func(*args, **kwargs)
-        try:
-            call = recorder.before(operator, args, kwargs, sys._getframe(1))
-        except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
-            self._fail(error)
-            call = None
+        if operator.may_view:
+            return self._maybe_view(operator, func, args, kwargs, sys._getframe(1))
+        call = self._before(operator, args, kwargs, sys._getframe(1))
         if call is None:
             return func(*args, **kwargs)
         try:
@@ -101,6 +100,39 @@ class CaptureMode(TorchDispatchMode):
             raise
         self._guarded(recorder.after, call, result)
         return result
+
+    def _maybe_view(
+        self, operator: Operator, func: Any, args: Any, kwargs: Any, frame: FrameType
+    ) -> Any:
+        """It writes nothing, so that its inputs may be read once it is clear that it copied."""
+        raised, result = True, None
+        try:
+            result = func(*args, **kwargs)
+            raised = False
+            return result
+        finally:
+            self._guarded(self._after_maybe_view, operator, args, kwargs, frame, result, raised)
+
+    def _after_maybe_view(
+        self, operator: Operator, args: Any, kwargs: Any, frame: FrameType, result: Any,
+        raised: bool,
+    ) -> None:  # fmt: skip
+        recorder = self._recorder
+        if not raised and recorder.is_plain_view(args, result, frame):
+            return
+        call = recorder.before(operator, args, kwargs, frame)
+        if call is not None:
+            if raised:
+                recorder.raised(call)
+            else:
+                recorder.after(call, result)
+
+    def _before(self, operator: Operator, args: Any, kwargs: Any, frame: FrameType) -> Call | None:
+        try:
+            return self._recorder.before(operator, args, kwargs, frame)
+        except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
+            self._fail(error)
+            return None
 
     def _guarded(self, step: Callable[..., None], *args: Any) -> None:
         try:
@@ -125,5 +157,3 @@ def install(mode: CaptureMode) -> None:
 def uninstall(mode: CaptureMode) -> None:
     """Take it off again, wherever in the stack it stands."""
     torch_private.remove_mode(mode)
-
-

@@ -5,15 +5,19 @@ Neither torch nor numpy is imported here: the program does that, and capture is 
 
 from __future__ import annotations
 
+import builtins
+import importlib.machinery
+import importlib.util
 import os
 import runpy
 import sys
 import threading
 import traceback
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from opguard.capture.imports import when_imported
@@ -43,6 +47,10 @@ def run_program(settings: CaptureSettings, target: Target, say: Callable[[str], 
         raise UsageError("opguard run inside opguard run: this process is captured already")
     if not target.is_module and not Path(target.name).exists():
         raise UsageError(f"no such script: {target.name}")
+    if target.is_module:
+        sys.path.insert(0, str(Path.cwd()))
+        if importlib.util.find_spec(target.name.partition(".")[0]) is None:
+            raise UsageError(f"no module named {target.name}")
     rank, world_size = resolve_rank(os.environ)
     output = Path(settings.output or "").absolute()  # the program may change directory
     settings = replace(settings, output=output)
@@ -104,11 +112,12 @@ def _run(target: Target) -> tuple[int, str | None, bool]:
     sys.argv = [target.name, *target.args]
     try:
         if target.is_module:
-            sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+        elif Path(target.name).is_dir() or zipfile.is_zipfile(target.name):
+            runpy.run_path(target.name, run_name="__main__")
         else:
             sys.path.insert(0, str(Path(target.name).resolve().parent))
-            runpy.run_path(target.name, run_name="__main__")
+            _run_script(Path(target.name).absolute())
     except SystemExit as end:
         return _exit_code(end.code), None, False
     except KeyboardInterrupt as error:
@@ -118,6 +127,17 @@ def _run(target: Target) -> tuple[int, str | None, bool]:
         _print(error)
         return _FAILED, type(error).__name__, True
     return 0, None, False
+
+
+def _run_script(path: Path) -> None:
+    """Run a file as the interpreter does: as a new ``__main__`` that stays after its end."""
+    module = ModuleType("__main__")
+    module.__file__ = str(path)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(path))
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102  (running the program is what was asked for)
 
 
 def _exit_code(code: Any) -> int:

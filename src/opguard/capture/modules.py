@@ -34,11 +34,14 @@ _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 class Observer(Protocol):
     """Who wants to know of modules and optimizers (the final state)."""
 
-    def saw_module(self, module: torch.nn.Module, step: int) -> None: ...
+    def saw_module(self, module: torch.nn.Module, step: int) -> None:
+        """An outermost module is called."""
 
-    def saw_optimizer(self, optimizer: torch.optim.Optimizer, step: int) -> None: ...
+    def saw_optimizer(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """An optimizer makes a step."""
 
-    def step_finished(self, step: int) -> None: ...
+    def step_finished(self, step: int) -> None:
+        """The next step begins."""
 
 
 class ThreadPlace:

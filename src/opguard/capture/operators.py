@@ -105,10 +105,11 @@ class Kind(Enum):
     """Runs through its composite kernel; the inner calls are the events."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Parameter:
-    """One argument of an operator's schema."""
+    """One argument of an operator's schema. Slots are string ids of the capture's tables."""
 
+    index: int
     name: str
     holds_tensors: bool
     read: bool
@@ -117,6 +118,9 @@ class Parameter:
     declared: bool
     """The schema says that it is written."""
     default: Any = None
+    input_slot: int = -1
+    output_slot: int = -1
+    """That of ``name!``."""
 
 
 @dataclass
@@ -142,9 +146,11 @@ class Operator:
     """For each return: it is the written argument itself, recorded as ``name!``."""
     switch: str | None
     """Argument that switches undeclared writes on."""
+    from_root: bool
+    """Only the root rank reads, only the others write."""
+    may_view: bool
+    """The schema says that it may return a view and that it writes nothing."""
     operator_id: int
-    input_slots: list[int] = field(default_factory=list)
-    output_slots: list[int] = field(default_factory=list)
     arguments: dict[Any, int] = field(default_factory=dict)
     """Canonical arguments already seen: key of the raw values to string id."""
 
@@ -158,8 +164,8 @@ def describe(func: Any, operator_id: int) -> Operator:
     undeclared, switch = _undeclared(namespace, base)
     overwrites = namespace == "aten" and base in OVERWRITES
     parameters = tuple(
-        _parameter(argument, undeclared, overwrites, base if namespace == "c10d" else "")
-        for argument in schema.arguments
+        _parameter(index, argument, undeclared, overwrites, base if namespace == "c10d" else "")
+        for index, argument in enumerate(schema.arguments)
     )
     return Operator(
         name=str(func),
@@ -178,6 +184,9 @@ def describe(func: Any, operator_id: int) -> Operator:
             bool(value.alias_info and value.alias_info.is_write) for value in schema.returns
         ),
         switch=switch,
+        from_root=schema.name in FROM_ROOT_OPERATORS,
+        may_view=not any(parameter.written for parameter in parameters)
+        and any(value.alias_info is not None for value in schema.returns),
         operator_id=operator_id,
     )
 
@@ -189,11 +198,14 @@ def _undeclared(namespace: str, base: str) -> tuple[dict[str, str], str | None]:
     return dict.fromkeys(names, READS_AND_WRITES), switch
 
 
-def _parameter(argument: Any, undeclared: dict[str, str], overwrites: bool, c10d: str) -> Parameter:
+def _parameter(
+    index: int, argument: Any, undeclared: dict[str, str], overwrites: bool, c10d: str
+) -> Parameter:
     declared = bool(argument.alias_info and argument.alias_info.is_write)
     how = undeclared.get(argument.name)
     replaced = declared and (overwrites or argument.kwarg_only)
     return Parameter(
+        index=index,
         name=argument.name,
         holds_tensors="Tensor" in str(argument.type),
         read=not (replaced or how == RECEIVES or c10d in C10D_NO_INPUTS),
@@ -245,5 +257,7 @@ def _without_schema(name: str, operator_id: int) -> Operator:
         unset_outputs=(),
         returned_writes=(),
         switch=None,
+        from_root=False,
+        may_view=False,
         operator_id=operator_id,
     )

@@ -26,14 +26,18 @@ class Locator:
         self._program = program
         self._sites = sites
         self._recomputes: dict[int, bool] = {}
+        self._steps: dict[int, bool] = {}
 
     def locate(self, here: ThreadPlace, frame: FrameType | None) -> Place:
         """Place of the call made from ``frame``; remembers it for the nodes it made."""
         task = torch_private.graph_task_id()
         if task < 0:
             module = here.modules[-1][0] if here.modules else self._program.no_module
-            phase = OPTIMIZER if here.optimizers else FORWARD if here.modules else OTHER
-            place = (module, phase, self._sites.of(frame))
+            stack = self._sites.of(frame)
+            phase = FORWARD if here.modules else OTHER
+            if here.optimizers and self._in_step(here, stack, frame):
+                phase = OPTIMIZER
+            place = (module, phase, stack)
         else:
             place = self._in_backward(here, frame, task)
         next_nr = torch_private.next_sequence_nr()
@@ -65,7 +69,21 @@ class Locator:
 
     def _accumulation(self, node: object) -> int:
         variable = getattr(node, "variable", None)
-        return self._program.no_module if variable is None else self._program.parameter_path(variable)
+        return (
+            self._program.no_module if variable is None else self._program.parameter_path(variable)
+        )
+
+    def _in_step(self, here: ThreadPlace, stack: int, frame: FrameType | None) -> bool:
+        """False if the step ended by an exception, which calls no hook."""
+        found = self._steps.get(stack)
+        if found is None:
+            walked = frame
+            while walked is not None and walked.f_code is not torch_private.step_code:
+                walked = walked.f_back
+            found = self._steps[stack] = walked is not None or torch_private.step_code is None
+        if not found:
+            here.optimizers.clear()
+        return found
 
     def _recomputing(self, stack: int, frame: FrameType) -> bool:
         """True if a checkpoint's frame stands between the operator and the engine."""

@@ -40,15 +40,15 @@ class Processes:
             observer._start_process(process)
             observer.uncaptured += 1
 
-        threading.Thread.start = start_thread  # type: ignore[method-assign]
-        multiprocessing.process.BaseProcess.start = start_process  # type: ignore[method-assign]
+        _set_start(threading.Thread, start_thread)
+        _set_start(multiprocessing.process.BaseProcess, start_process)
         _COUNTERS.add(self)
         _count_children()
 
     def disarm(self) -> None:
         """Put everything back."""
-        threading.Thread.start = self._start_thread  # type: ignore[method-assign]
-        multiprocessing.process.BaseProcess.start = self._start_process  # type: ignore[method-assign]
+        _set_start(threading.Thread, self._start_thread)
+        _set_start(multiprocessing.process.BaseProcess, self._start_process)
         _COUNTERS.discard(self)
 
     def _wrap_run(self, thread: threading.Thread) -> None:
@@ -64,6 +64,10 @@ class Processes:
                 disarm()
 
         thread.run = armed_run  # type: ignore[method-assign]
+
+
+def _set_start(owner: Any, start: Callable[..., None]) -> None:
+    owner.start = start
 
 
 _COUNTERS: Final[set[Processes]] = set()

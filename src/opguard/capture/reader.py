@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from opguard.capture.interning import Interner, json_list
+from opguard.capture.geometry import Geometries, Geometry
+from opguard.capture.interning import Interner
 from opguard.capture.rows import RecordRow, Rows
 from opguard.capture.traits import Traits, traits
-from opguard.capture.values import NO_RECORD, Geometry, Known, Producers, Storage, Values
+from opguard.capture.values import NO_RECORD, Known, Producers, Storage, Values
 from opguard.capture.void import VoidMap
 from opguard.fingerprint import tensor as fingerprints
 from opguard.fingerprint.stage import Digest, resolved
@@ -37,50 +38,46 @@ class Reader:
     def __init__(self, interner: Interner, rows: Rows, *, full: bool) -> None:
         self.values = Values()
         self.rows = rows
-        self.full = full
         self.unfingerprinted: Counter[str] = Counter()
+        self._full = full
         self._interner = interner
-        self._shapes: dict[Any, int] = {}
-        self._strides: dict[Any, int] = {}
-        self._slots: dict[tuple[int, str], int] = {}
-        self._dtypes: dict[torch.dtype, int] = {}
+        self._geometries = Geometries(interner)
+        self._part_slots: dict[tuple[int, str], int] = {}
         self._empty = resolved(0, 0)
+        self._no_shape = interner.intern("shape", "[]")
+        self._no_strides = interner.intern("strides", "[]")
 
     # Inputs
 
     def input(
         self, slot: int, tensor: torch.Tensor, kind: Traits
-    ) -> tuple[RecordRow, Storage, Any]:
+    ) -> tuple[RecordRow, Storage, int]:
         """Record of a plain tensor that is about to be read, its storage, and the storage's key."""
         storage = tensor.untyped_storage()
-        entry = self.values.meet(tensor, storage, cpu=kind.cpu)
-        geometry = Geometry(tensor, kind.bits)
-        digest: Digest | Reason | None = None
-        strides: Any = geometry.strides
-        flags = 0
-        if entry.void is not None and Values.is_void(entry, geometry):
-            flags = VOID
-        else:
-            known = None if self.full else entry.known.get(geometry.key)
+        key = storage._cdata
+        entry = self.values.meet(key, tensor, storage, cpu=kind.cpu)
+        geometry = self._geometries.of(tensor, kind.bits)
+        producers = entry.producers(geometry)
+        if entry.void is not None and entry.is_void(geometry):
+            return self._row(slot, geometry, VOID, None, producers), entry, key
+        if not self._full:
+            known = entry.known.get(geometry.key)
             if known is not None:
-                digest = known.digest
-            else:
-                base = None if self.full or kind.bits else _covering(entry, geometry)
-                if base is not None:
-                    digest = base.digest
-                    flags = VIA
-                    strides = (geometry.strides, geometry.start - base.start,
-                               base.end - base.start, base.layout)  # fmt: skip
-                else:
-                    flags = FRESH
-                    digest = self.digest(tensor, kind, geometry, entry)
-                    if isinstance(digest, Digest) and not entry.external:
-                        entry.known[geometry.key] = Known(digest, geometry, kind.bits)
-        producers = Values.producers(entry, geometry)
-        row = self._row(slot, tensor, geometry, flags, digest, producers, strides)
-        return row, entry, storage._cdata
+                row = (slot, geometry.dtype_code, 0, geometry.shape_id, geometry.strides_id,
+                       known.digest, producers)  # fmt: skip
+                return row, entry, key
+            base = entry.covering(geometry) if entry.known and not kind.bits else None
+            if base is not None:
+                strides = self._geometries.relative(geometry, base.geometry)
+                row = (slot, geometry.dtype_code, VIA, geometry.shape_id, strides, base.digest,
+                       producers)  # fmt: skip
+                return row, entry, key
+        digest = self._digest(tensor, kind, geometry, entry)
+        if isinstance(digest, Digest) and not entry.external:
+            entry.known[geometry.key] = Known(digest, geometry)
+        return self._row(slot, geometry, FRESH, digest, producers), entry, key
 
-    def digest(
+    def _digest(
         self, tensor: torch.Tensor, kind: Traits, geometry: Geometry, entry: Storage
     ) -> Digest | Reason:
         """Fingerprint of a plain tensor's logical bytes, or why there is none."""
@@ -104,17 +101,18 @@ class Reader:
         found = fingerprints.components(tensor)
         if isinstance(found, Reason):
             return found
-        name = self._interner.text("slot", slot)
-        return [(self._part_slot(slot, name, suffix), part) for suffix, part in found]
+        return [(self.sub_slot(slot, suffix), part) for suffix, part in found]
 
-    def _part_slot(self, slot: int, name: str, suffix: str) -> int:
+    def sub_slot(self, slot: int, suffix: str) -> int:
+        """Slot id of a part: ``tensors`` and ``[3]`` give ``tensors[3]``; ``!`` stays last."""
         key = (slot, suffix)
-        if key not in self._slots:
+        found = self._part_slots.get(key)
+        if found is None:
+            name = self._interner.text("slot", slot)
             plain = name.removesuffix("!")
-            self._slots[key] = self._interner.intern(
-                "slot", plain + suffix + ("!" if plain != name else "")
-            )
-        return self._slots[key]
+            text = plain + suffix + ("!" if plain != name else "")
+            found = self._part_slots[key] = self._interner.intern("slot", text)
+        return found
 
     # Outputs
 
@@ -136,25 +134,22 @@ class Reader:
             written: False for an alias that was returned without a write.
         """
         storage = tensor.untyped_storage()
-        entry = self.values.create(tensor, storage)
-        geometry = Geometry(tensor, kind.bits)
-        producers: Producers = ()
+        entry = self.values.create(storage._cdata, tensor, storage)
+        geometry = self._geometries.of(tensor, kind.bits)
         if written:
-            before = Values.wrote(entry, geometry, record, partial=partial)
-            producers = tuple(p for p in before if p < event_start)
+            producers = entry.wrote(geometry, record, partial=partial)
+            if producers:
+                producers = tuple(p for p in producers if p < event_start)
             if void:
                 entry.void = VoidMap(entry.nbytes)
         else:
-            producers = Values.producers(entry, geometry)
-        flags = OUTPUT
-        digest: Digest | Reason | None = None
-        if entry.void is not None and Values.is_void(entry, geometry):
-            flags |= VOID
-        else:
-            digest = self.digest(tensor, kind, geometry, entry)
-            if isinstance(digest, Digest) and not entry.external:
-                entry.known[geometry.key] = Known(digest, geometry, kind.bits)
-        return self._row(slot, tensor, geometry, flags, digest, producers, geometry.strides)
+            producers = entry.producers(geometry)
+        if entry.void is not None and entry.is_void(geometry):
+            return self._row(slot, geometry, OUTPUT | VOID, None, producers)
+        digest = self._digest(tensor, kind, geometry, entry)
+        if isinstance(digest, Digest) and not entry.external:
+            entry.known[geometry.key] = Known(digest, geometry)
+        return self._row(slot, geometry, OUTPUT, digest, producers)
 
     def final(self, slot: int, tensor: torch.Tensor) -> RecordRow | None:
         """Record of a final-state tensor, read afresh; None if the same view was read already.
@@ -163,25 +158,25 @@ class Reader:
         """
         kind = traits(tensor)
         storage = tensor.untyped_storage()
-        entry = self.values.meet(tensor, storage, cpu=kind.cpu)
-        geometry = Geometry(tensor, kind.bits)
+        entry = self.values.meet(storage._cdata, tensor, storage, cpu=kind.cpu)
+        geometry = self._geometries.of(tensor, kind.bits)
         if geometry.key in entry.final:
             return None
         entry.final += (geometry.key,)
-        producers = Values.producers(entry, geometry)
+        producers = entry.producers(geometry)
         if not producers and entry.first_reader != NO_RECORD:
             producers = (entry.first_reader,)
-        flags, digest = OUTPUT, None
-        if entry.void is not None and Values.is_void(entry, geometry):
-            flags |= VOID
-        else:
-            digest = self.digest(tensor, kind, geometry, entry)
-        return self._row(slot, tensor, geometry, flags, digest, producers, geometry.strides)
+        if entry.void is not None and entry.is_void(geometry):
+            return self._row(slot, geometry, OUTPUT | VOID, None, producers)
+        digest = self._digest(tensor, kind, geometry, entry)
+        return self._row(slot, geometry, OUTPUT, digest, producers)
 
     def number(self, slot: int, value: complex) -> RecordRow:
         """Record of a returned Python number, by its bits."""
-        if isinstance(value, (bool, int)):
-            data = bytes([value]) if isinstance(value, bool) else _integer(value)
+        if isinstance(value, bool):
+            data = bytes([value])
+        elif isinstance(value, int):
+            data = struct.pack("<Q", value & _UINT64)
         elif isinstance(value, float):
             data = struct.pack("<d", value)
         else:
@@ -195,66 +190,37 @@ class Reader:
     def missing(self, slot: int, tensor: torch.Tensor, flags: int, reason: Reason) -> RecordRow:
         """Record of a tensor whose bytes cannot be read."""
         self.unfingerprinted[reason.name.lower()] += 1
-        return (slot, fingerprints.dtype_code(tensor.dtype), flags | reason << REASON_SHIFT,
-                self._shape(tuple(tensor.shape)), self._stride_text(()), None, ())  # fmt: skip
+        flags |= reason << REASON_SHIFT
+        shape = self._interner.intern("shape", str(list(tensor.shape)).replace(" ", ""))
+        code = fingerprints.dtype_code(tensor.dtype)
+        return slot, code, flags, shape, self._no_strides, None, ()
 
     def forget(self, tensor: torch.Tensor) -> None:
         """The tensor may have been changed by something that was not captured."""
-        if traits(tensor).plain:
-            self.values.forget(tensor)
+        entry = self.values.find(tensor) if traits(tensor).plain else None
+        if entry is not None:
+            entry.forget()
+
+    def make_external(self, tensor: torch.Tensor) -> None:
+        """The tensor's memory was handed to somebody else."""
+        kind = traits(tensor)
+        if kind.plain:
+            storage = tensor.untyped_storage()
+            self.values.meet(storage._cdata, tensor, storage, cpu=kind.cpu).make_external()
 
     # Rows
 
     def _row(
-        self, slot: int, tensor: torch.Tensor, geometry: Geometry, flags: int,
-        digest: Digest | Reason | None, producers: Producers, strides: Any,
+        self, slot: int, geometry: Geometry, flags: int, digest: Digest | Reason | None,
+        producers: Producers,
     ) -> RecordRow:  # fmt: skip
         if isinstance(digest, Reason):
             self.unfingerprinted[digest.name.lower()] += 1
             flags |= digest << REASON_SHIFT
             digest = None
-        shape = self._shapes.get(geometry.shape)
-        if shape is None:
-            shape = self._shape(geometry.shape)
-        stride = self._strides.get(strides)
-        if stride is None:
-            stride = self._stride_text(strides)
-        code = self._dtypes.get(tensor.dtype)
-        if code is None:
-            code = self._dtypes[tensor.dtype] = fingerprints.dtype_code(tensor.dtype)
-        return slot, code, flags, shape, stride, digest, producers
+        return (slot, geometry.dtype_code, flags, geometry.shape_id, geometry.strides_id, digest,
+                producers)  # fmt: skip
 
     def _bytes(self, slot: int, dtype: int, data: bytes, flags: int) -> RecordRow:
         digest = self.rows.digest(data, len(data))
-        return slot, dtype, flags, self._shape(()), self._stride_text(()), digest, ()
-
-    def _shape(self, shape: Any) -> int:
-        found = self._shapes.get(shape)
-        if found is None:
-            found = self._interner.intern("shape", json_list(list(shape)))
-            self._shapes[shape] = found
-        return found
-
-    def _stride_text(self, strides: Any) -> int:
-        found = self._strides.get(strides)
-        if found is None:
-            if len(strides) == 4 and isinstance(strides[0], tuple):  # noqa: PLR2004  (via)
-                own, offset, nbytes, layout = strides
-                base = "" if layout is None else json_list([list(part) for part in layout])
-                text = f"{json_list(list(own))}|{offset}|{nbytes}|{base}"
-            else:
-                text = json_list(list(strides))
-            found = self._strides[strides] = self._interner.intern("strides", text)
-        return found
-
-
-def _covering(entry: Storage, geometry: Geometry) -> Known | None:
-    """A known dense value that holds every byte of the view."""
-    for known in entry.known.values():
-        if known.dense and known.start <= geometry.start and geometry.end <= known.end:
-            return known
-    return None
-
-
-def _integer(value: int) -> bytes:
-    return struct.pack("<Q", value & _UINT64)
+        return slot, dtype, flags, self._no_shape, self._no_strides, digest, ()

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from opguard.capture import torch_private
-from opguard.capture.call import SEQUENCE, TENSOR, Call, Sorter, kind_of
+from opguard.capture.call import TENSOR, Call, Sorter, kind_of, leaves
 from opguard.capture.callsite import CallSites
 from opguard.capture.collectives import Collectives, PendingCollective, work_in
 from opguard.capture.interning import Interner
@@ -48,7 +48,7 @@ class Recorder:
         self._pool = StagePool()
         self._rows = Rows(self._pool, 0)
         self.reader = Reader(interner, self._rows, full=mode == "full")
-        self._sorter = Sorter(interner)
+        self._sorter = Sorter(interner, self.reader.sub_slot)
         self.collectives = Collectives()
         self._submit = submit
         self._operators: dict[Any, Operator] = {}
@@ -67,9 +67,9 @@ class Recorder:
         if found is None:
             found = describe(func, -1)
             found.operator_id = self.interner.intern("operator", found.name)
-            intern = self.interner.intern
-            found.input_slots = [intern("slot", p.name) for p in found.parameters]
-            found.output_slots = [intern("slot", f"{p.name}!") for p in found.parameters]
+            for parameter in found.parameters:
+                parameter.input_slot = self.interner.intern("slot", parameter.name)
+                parameter.output_slot = self.interner.intern("slot", f"{parameter.name}!")
             self._operators[func] = found
         return found
 
@@ -148,22 +148,29 @@ class Recorder:
                 self.reader.forget(tensor)
             self._emit(call, [], _RAISED)
 
+    def is_plain_view(self, args: Any, result: Any, frame: FrameType | None) -> bool:
+        """A declared view that is one: of its first argument, without reading anything."""
+        if not args or kind_of(result) != TENSOR or kind_of(args[0]) != TENSOR:
+            return False
+        if not (traits(result).plain and traits(args[0]).plain):
+            return False
+        if self.collectives.pending:
+            return False
+        storage_key = torch_private.storage_key
+        if storage_key(result.untyped_storage()) != storage_key(args[0].untyped_storage()):
+            return False
+        self.locator.note_view(self.program.places.here, frame)
+        return True
+
     def _is_view(self, call: Call, result: Any) -> bool:
         """Every output shares its storage with an input."""
-        if kind_of(result) == TENSOR:
-            kind = traits(result)
-            if kind.plain:
-                return torch_private.storage_key(result.untyped_storage()) in call.storages
-            if kind.dataless:
-                return True
         tensors = 0
-        for _, value in _returned(result, ""):
-            if kind_of(value) != TENSOR:
-                if isinstance(value, (bool, int, float, complex)):
+        for _, value in leaves(result, ""):
+            if kind_of(value) == TENSOR:
+                tensors += 1
+                if not self._aliases(call, value):
                     return False
-                continue
-            tensors += 1
-            if not self._aliases(call, value):
+            elif isinstance(value, (bool, int, float, complex)):
                 return False
         return tensors > 0
 
@@ -175,38 +182,37 @@ class Recorder:
             return True
         parts = self.reader.parts(self._rng_slot, tensor)
         return not isinstance(parts, Reason) and all(
-            torch_private.storage_key(part.untyped_storage()) in call.storages
-            for _, part in parts
+            torch_private.storage_key(part.untyped_storage()) in call.storages for _, part in parts
         )
 
     def _finish(self, call: Call, result: Any, *, ready: bool = True) -> None:
-        operator = call.operator
         outputs: list[RecordRow] = []
         for slot, tensor in call.writes:
             self._write(call, outputs, slot, tensor, ready=ready)
-        if kind_of(result) == TENSOR:
-            if not operator.returned_writes or not operator.returned_writes[0]:
-                self._return(call, outputs, self._returns[0], result, 0, ready=ready)
-        elif result is not None:
-            self._return_many(call, outputs, result, ready=ready)
-        if not operator.parameters:  # a compiled graph may write its inputs without a word
+        if result is not None:
+            self._return_all(call, outputs, result, ready=ready)
+        if not call.operator.parameters:  # a compiled graph may write its inputs without a word
             for key in call.storages:
                 self.reader.values.reread(key)
         self._emit(call, outputs, 0)
 
-    def _return_many(
+    def _return_all(
         self, call: Call, outputs: list[RecordRow], result: Any, *, ready: bool
     ) -> None:
         returned_writes = call.operator.returned_writes
-        values = result if isinstance(result, (tuple, list)) else (result,)
-        single_list = isinstance(result, list) and len(returned_writes) == 1
-        for index, value in enumerate((values,) if single_list else values):
+        if kind_of(result) == TENSOR:
+            if not returned_writes or not returned_writes[0]:
+                self._return(call, outputs, self._returns[0], result, 0, ready=ready)
+            return
+        several = isinstance(result, tuple) or (
+            isinstance(result, list) and len(returned_writes) != 1
+        )
+        for index, value in enumerate(result if several else (result,)):
             if index < len(returned_writes) and returned_writes[index]:
                 continue
-            for suffix, item in _returned(value, ""):
-                slot = self._returns[index] if index < _RETURNS else self._returns[-1]
-                if suffix:
-                    slot = self._sorter.slot(slot, suffix)
+            base = self._returns[min(index, _RETURNS - 1)]
+            for suffix, item in leaves(value, ""):
+                slot = self.reader.sub_slot(base, suffix) if suffix else base
                 if kind_of(item) == TENSOR:
                     self._return(call, outputs, slot, item, index, ready=ready)
                 elif isinstance(item, (bool, int, float, complex)):
@@ -225,27 +231,26 @@ class Recorder:
         returned: bool = False, void: bool = False, ready: bool = True,
     ) -> None:  # fmt: skip
         kind = traits(tensor)
-        if kind.plain:
-            parts: Any = ((slot, tensor),)
-        elif kind.dataless:
-            return
-        else:
+        if kind.plain and ready:
+            written = not returned or (
+                torch_private.storage_key(tensor.untyped_storage()) not in call.storages
+            )
+            start = self._records
+            record = start + len(call.inputs) + len(outputs)
+            outputs.append(self.reader.output(
+                slot, tensor, kind, record, start,
+                void=void, partial=call.operator.partial, written=written,
+            ))  # fmt: skip
+        elif not ready:
+            self.reader.forget(tensor)
+            outputs.append(self.reader.missing(slot, tensor, OUTPUT, Reason.IN_FLIGHT))
+        elif not kind.dataless:
             parts = self.reader.parts(slot, tensor)
-        if isinstance(parts, Reason):
-            outputs.append(self.reader.missing(slot, tensor, OUTPUT, parts))
-            return
-        for part_slot, part in parts:
-            if not ready:
-                self.reader.forget(part)
-                outputs.append(self.reader.missing(part_slot, part, OUTPUT, Reason.IN_FLIGHT))
-                continue
-            key = torch_private.storage_key(part.untyped_storage())
-            record = self._records + len(call.inputs) + len(outputs)
-            row = self.reader.output(
-                part_slot, part, traits(part), record, self._records, void=void,
-                partial=call.operator.partial, written=not returned or key not in call.storages,
-            )  # fmt: skip
-            outputs.append(row)
+            if isinstance(parts, Reason):
+                outputs.append(self.reader.missing(slot, tensor, OUTPUT, parts))
+                return
+            for part_slot, part in parts:
+                self._write(call, outputs, part_slot, part, returned=returned, void=void)
 
     # Collectives
 
@@ -267,7 +272,7 @@ class Recorder:
         tensors = [tensor for _, tensor in (*call.reads, *call.writes)]
         work = work_in(result)
         if work is None:
-            returned = [v for _, v in _returned(result, "") if kind_of(v) == TENSOR]
+            returned = [v for _, v in leaves(result, "") if kind_of(v) == TENSOR]
             if not returned and not call.writes:  # send, barrier: nothing arrives
                 self._finish(call, result)
                 return
@@ -357,8 +362,7 @@ class Recorder:
     def exported(self, tensor: torch.Tensor) -> None:
         """The tensor's memory was handed to somebody else."""
         with self.lock:
-            if traits(tensor).plain:
-                self.reader.values.mark_external(tensor)
+            self.reader.make_external(tensor)
 
     def take_rows(self) -> Rows:
         """Hand over what is waiting and start anew. Called under the lock."""
@@ -371,13 +375,3 @@ class Recorder:
         """The same for the writer's idle hook; None if nothing is waiting."""
         with self.lock:
             return self.take_rows() if self._rows.events else None
-
-
-def _returned(value: Any, suffix: str) -> list[tuple[str, Any]]:
-    """Leaves of a returned value, with their place in nested lists."""
-    if kind_of(value) != SEQUENCE:
-        return [(suffix, value)]
-    leaves: list[tuple[str, Any]] = []
-    for position, item in enumerate(value):
-        leaves += _returned(item, f"{suffix}[{position}]")
-    return leaves

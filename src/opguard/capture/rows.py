@@ -20,8 +20,12 @@ from opguard.model import (
 )
 
 EVENTS_A_CHUNK: Final = 4096
-MOST_STAGED: Final = 1 << 20
-"""Bytes of a tensor up to which it is copied; a copy of more is no longer cheap."""
+MOST_STAGED: Final = 16 << 10
+"""Bytes of a tensor up to which it is copied and hashed later, together with others. More are
+hashed in place: copying would cost as much, and a second thread that hashes makes the program
+wait for the interpreter lock at each of its operators."""
+STAGE_BYTES: Final = 8 << 20
+_STAGE_IS_FULL: Final = STAGE_BYTES - (1 << 20)
 
 EventRow: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 """boundary, step, thread, stream, host_ns, arguments, flags, first record in the chunk."""
@@ -43,7 +47,7 @@ class StagePool:
         try:
             return self._free.popleft()
         except IndexError:
-            return Stage()
+            return Stage(STAGE_BYTES)
 
     def give_back(self, stage: Stage) -> None:
         """The stage's digests are resolved; its memory may be used again."""
@@ -57,7 +61,7 @@ class Rows:
     def __init__(self, pool: StagePool, first_event: int) -> None:
         self.first_event = first_event
         self._pool = pool
-        self._stages = [pool.take()]
+        self._stage = pool.take()
         self.events: list[EventRow] = []
         self.records: list[RecordRow] = []
         self.strings: tuple[tuple[StringKind, int, str], ...] = ()
@@ -70,24 +74,22 @@ class Rows:
     @property
     def full(self) -> bool:
         """It is time to hand the rows over."""
-        return len(self.events) >= EVENTS_A_CHUNK or len(self._stages) > 1
+        return len(self.events) >= EVENTS_A_CHUNK or self._stage.used > _STAGE_IS_FULL
 
     def digest(self, address: int | bytes, nbytes: int) -> Digest:
         """Fingerprint of ``nbytes`` bytes of host memory: staged, or hashed at once if large."""
         if nbytes <= MOST_STAGED:
-            found = self._stages[-1].add(address, nbytes)
+            found = self._stage.add(address, nbytes)
             if found is not None:
                 return found
-            if len(self._stages) == 1:
-                self._stages.append(self._pool.take())
-                return self._stages[-1].add(address, nbytes) or digest_memory(address, nbytes)
+        if isinstance(address, bytes):
+            return digest_memory(np.frombuffer(address, np.uint8).ctypes.data, nbytes)
         return digest_memory(address, nbytes)
 
     def build(self) -> Chunk:
         """Hash what is staged and turn the rows into columns."""
-        for stage in self._stages:
-            stage.resolve()
-            self._pool.give_back(stage)
+        self._stage.resolve()
+        self._pool.give_back(self._stage)
         events = _columns(self.events, EVENT_COLUMNS)
         records, digests, producers = self._record_columns()
         regions = [
@@ -124,8 +126,7 @@ class Rows:
             "small_offset": _offsets([len(data) for data in small]),
         }
         arrays: dict[str, Any] = {
-            name: np.asarray(values, dtype=RECORD_COLUMNS[name])
-            for name, values in columns.items()
+            name: np.asarray(values, dtype=RECORD_COLUMNS[name]) for name, values in columns.items()
         }
         arrays["small"] = np.frombuffer(b"".join(small), np.uint8)
         flat = [producer for items in producers for producer in items]

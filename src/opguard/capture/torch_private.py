@@ -29,20 +29,18 @@ next_sequence_nr: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr"
 """Sequence number that the next autograd node created on this thread will get."""
 
 keyset_of: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
-dispatch_has_kernel: Callable[[str, str], bool] = (
-    torch._C._dispatch_has_kernel_for_dispatch_key
-)
+dispatch_has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
 ALIAS_DISPATCH_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def disabled_modes() -> AbstractContextManager[Any]:
     """No dispatch mode of this thread sees what runs inside."""
-    return python_dispatch._disable_current_modes()  # type: ignore[no-any-return,no-untyped-call]
+    return python_dispatch._disable_current_modes()
 
 
 def push_mode(mode: Any) -> None:
     """Push without the bookkeeping of ``__enter__``, which is global and races over threads."""
-    python_dispatch._push_mode(mode)  # type: ignore[no-untyped-call]
+    python_dispatch._push_mode(mode)
 
 
 def remove_mode(mode: Any) -> bool:
@@ -50,24 +48,26 @@ def remove_mode(mode: Any) -> bool:
     above: list[Any] = []
     found = False
     for _ in range(torch._C._len_torch_dispatch_stack()):
-        top = python_dispatch._pop_mode()  # type: ignore[no-untyped-call]
+        top = python_dispatch._pop_mode()
         if top is mode:
             found = True
             break
         above.append(top)
     for other in reversed(above):
-        python_dispatch._push_mode(other)  # type: ignore[no-untyped-call]
+        python_dispatch._push_mode(other)
     return found
 
 
-def storage_key(storage: torch.UntypedStorage) -> int:
+def storage_key(storage: Any) -> int:
     """Address of the StorageImpl: unique as long as a weak reference to it is held."""
-    return storage._cdata
+    key: int = storage._cdata
+    return key
 
 
-def weak_storage(storage: torch.UntypedStorage) -> int:
-    """Weak reference to the storage; to be given back with :func:`drop_weak_storage`."""
-    return int(storage._weak_ref())
+def weak_storage(storage: Any) -> int:
+    """Weak reference to a storage; to be given back with :func:`drop_weak_storage`."""
+    reference: int = storage._weak_ref()
+    return reference
 
 
 def weak_storage_expired(reference: int) -> bool:
@@ -88,7 +88,7 @@ def work_of(boxed: Any) -> Any:
     """
     if not isinstance(boxed, torch.ScriptObject):
         return None
-    from torch._C._distributed_c10d import Work  # noqa: PLC0415  (distributed may be absent)
+    from torch._C._distributed_c10d import Work
 
     unbox = getattr(Work, "unbox", None)
     return None if unbox is None else unbox(boxed)
@@ -98,7 +98,7 @@ def wrap_work_wait(observe: Callable[[Any], None]) -> Callable[[], None]:
     """Call ``observe(work)`` after each ``Work.wait``; returns what undoes it."""
     if not torch.distributed.is_available():
         return lambda: None
-    from torch._C._distributed_c10d import Work  # noqa: PLC0415  (distributed may be absent)
+    from torch._C._distributed_c10d import Work
 
     original = Work.wait
 
@@ -123,7 +123,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
     """True for tensors that carry no data: meta tensors and ``FakeTensor``."""
     if tensor.device.type == "meta":
         return True
-    from torch._subclasses.fake_tensor import FakeTensor  # noqa: PLC0415  (slow to import)
+    from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
 
@@ -133,25 +133,23 @@ def is_functorch_wrapper(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-engine_code = getattr(
-    getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None
-)
+engine_code = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 """Code of the Python frame right below the C++ nodes of a backward pass. Absent: their events
 carry the site of the ``backward()`` call."""
 
 
 def flatten(tree: Any) -> list[Any]:
     """Leaves of nested lists, tuples and dictionaries."""
-    from torch.utils import _pytree  # noqa: PLC0415  (only higher-order operators need it)
+    from torch.utils import _pytree
 
     return list(_pytree.tree_leaves(tree))
 
 
 def rank_of_group(boxed: Any) -> int:
     """This process's rank in a boxed process group."""
-    from torch._C._distributed_c10d import ProcessGroup  # noqa: PLC0415  (may be absent)
+    from torch._C._distributed_c10d import ProcessGroup
 
-    return int(ProcessGroup.unbox(boxed).rank())  # type: ignore[attr-defined]
+    return int(ProcessGroup.unbox(boxed).rank())
 
 
 @functools.cache
@@ -165,9 +163,9 @@ def desugars(cls: type) -> bool:
 
 def exclude_from_tracing(package: str) -> None:
     """Keep the compiler from tracing into ``package``; call when it is imported."""
-    from torch._dynamo import trace_rules  # noqa: PLC0415  (slow to import)
+    from torch._dynamo import trace_rules
 
-    trace_rules.add(package)  # type: ignore[no-untyped-call]
+    trace_rules.add(package)
 
 
 def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
@@ -176,7 +174,7 @@ def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
     Graphs compiled before that, and all graphs where torch lacks it, are opaque regions:
     ``entered`` is called at each of their calls.
     """
-    from torch._inductor import config, output_code  # noqa: PLC0415  (slow to import)
+    from torch._inductor import config, output_code
 
     if hasattr(config, "wrap_inductor_compiled_regions"):
         patches.replace_config(config, "wrap_inductor_compiled_regions", True)
@@ -186,3 +184,13 @@ def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
             entered("compiled.inductor")
 
     patches.before_call(output_code.CompiledFxGraph, "__call__", called)
+
+
+def _step_wrapper() -> Any:
+    constants = torch.optim.Optimizer.profile_hook_step.__code__.co_consts
+    return next((c for c in constants if getattr(c, "co_name", "") == "wrapper"), None)
+
+
+step_code = _step_wrapper()
+"""Code of the frame around every ``Optimizer.step``. Absent: a step that ended by an exception
+counts as running until the next one."""

@@ -7,67 +7,37 @@ that a reused address is never the old value. All methods are called under the c
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from opguard.capture import torch_private
+from opguard.capture.geometry import Geometry
 from opguard.capture.void import VoidMap
 from opguard.fingerprint.stage import Digest
 
 NO_RECORD: Final = -1
 SWEEP_EVERY: Final = 8192
 """Storages met between two sweeps for those that no tensor holds any more."""
+MOST_WRITERS: Final = 1024
+"""Strided writes (a ring buffer, a cache) keep their predecessors; past this many, those of the
+same span are dropped."""
 
 Producers = tuple[int, ...]
 
 
-class Geometry:
-    """Where a tensor's elements lie in its storage, in bytes, and the key of that view."""
-
-    __slots__ = ("contiguous", "dense", "end", "itemsize", "key", "nbytes", "shape", "start",
-                 "strides")  # fmt: skip
-
-    def __init__(self, tensor: torch.Tensor, bits: int) -> None:
-        """``bits``: conjugate and negative bits, part of the key."""
-        itemsize = self.itemsize = tensor.itemsize
-        shape = self.shape = tensor.shape
-        strides = self.strides = tensor.stride()
-        self.nbytes = nbytes = tensor.numel() * itemsize
-        start = self.start = tensor.storage_offset() * itemsize
-        self.contiguous = contiguous = tensor.is_contiguous()
-        if contiguous or not nbytes:
-            self.end = start + nbytes
-            self.dense = True
-            # Shape is left out: a reshape has the same bytes in the same order.
-            self.key: Any = (tensor.dtype, start, nbytes, bits)
-        else:
-            span = itemsize
-            for size, stride in zip(shape, strides, strict=True):
-                span += (size - 1) * stride * itemsize
-            self.end = start + span
-            self.dense = span == nbytes
-            self.key = (tensor.dtype, start, shape, strides, bits)
-
-
-class Known:
+class Known(NamedTuple):
     """A value whose bytes have a fingerprint."""
 
-    __slots__ = ("dense", "digest", "end", "layout", "start")
-
-    def __init__(self, digest: Digest, geometry: Geometry, bits: int) -> None:
-        self.digest = digest
-        self.start = geometry.start
-        self.end = geometry.end
-        self.dense = geometry.dense and not bits
-        self.layout = None if geometry.contiguous else (geometry.shape, geometry.strides)
+    digest: Digest
+    geometry: Geometry
 
 
 class Storage:
     """What capture knows of one storage."""
 
-    __slots__ = ("external", "final", "first_reader", "known", "nbytes", "produced", "version", "void",
-                 "weak", "writers", "writes")  # fmt: skip
+    __slots__ = ("external", "final", "first_reader", "known", "nbytes", "version", "void", "weak",
+                 "writers", "writes")  # fmt: skip
 
     def __init__(self, weak: int, nbytes: int, version: int) -> None:
         self.weak = weak
@@ -82,10 +52,112 @@ class Storage:
         self.void: VoidMap | None = None
         self.external = False
         """Others may write it without a trace: never known again."""
-        self.produced = False
         self.first_reader = NO_RECORD
         self.final: tuple[Any, ...] = ()
         """Views of it that the final state holds already."""
+
+    def is_void(self, geometry: Geometry) -> bool:
+        """True when the tensor overlaps memory that nothing wrote."""
+        return self.void is not None and self.void.overlaps(
+            geometry.start, geometry.end, geometry.itemsize, geometry.shape, geometry.byte_strides
+        )
+
+    def covering(self, geometry: Geometry) -> Known | None:
+        """A known dense value that holds every byte of the view."""
+        for known in self.known.values():
+            base = known.geometry
+            if (
+                base.dense
+                and not base.bits
+                and base.start <= geometry.start
+                and geometry.end <= base.end
+            ):
+                return known
+        return None
+
+    def producers(self, geometry: Geometry) -> Producers:
+        """Records whose bytes the tensor may read, newest first."""
+        writers = self.writers
+        if not writers:
+            return ()
+        start, end = geometry.start, geometry.end
+        if len(writers) == 1:
+            first = writers[0]
+            return (first[2],) if first[0] < end and start < first[1] else ()
+        return tuple(dict.fromkeys(w[2] for w in writers if w[0] < end and start < w[1]))
+
+    def wrote(self, geometry: Geometry, record: int, *, partial: bool = False) -> Producers:
+        """A captured write; returns the records whose bytes it overwrote, newest first.
+
+        ``partial``: elements of the tensor may have kept their old bytes.
+        """
+        start, end = geometry.start, geometry.end
+        self.writes += 1
+        if start == end:
+            return ()
+        before: Producers = ()
+        if self.writers:
+            before = self.producers(geometry)
+            if geometry.dense and not partial:
+                kept = _uncovered(self.writers, start, end)
+            elif len(self.writers) > MOST_WRITERS:
+                kept = [w for w in self.writers if w[:2] != (start, end)]
+            else:
+                kept = self.writers
+            self.writers = [(start, end, record), *kept]
+        else:
+            self.writers.append((start, end, record))
+        if self.known:
+            self._drop_known(start, end)
+        if self.void is not None and not partial and self._clears(self.void, geometry):
+            self.void = None
+        return before
+
+    def _drop_known(self, start: int, end: int) -> None:
+        for key in [
+            key
+            for key, known in self.known.items()
+            if known.geometry.start < end and start < known.geometry.end
+        ]:
+            del self.known[key]
+
+    @staticmethod
+    def _clears(void: VoidMap, geometry: Geometry) -> bool:
+        return void.written(
+            geometry.start, geometry.end, geometry.itemsize, geometry.shape, geometry.byte_strides
+        )
+
+    def make_external(self) -> None:
+        """Its bytes are read each time from now on."""
+        self.external = True
+        self.known.clear()
+
+    def forget(self) -> None:
+        """Written by somebody whom capture did not see: a new value without producer."""
+        self.known.clear()
+        self.writers = []
+        self.void = None
+        self.first_reader = NO_RECORD
+
+    def resized(self, nbytes: int) -> None:
+        """``storage.resize_`` happened: added bytes are void, old ones may have moved."""
+        self.known.clear()
+        if nbytes < self.nbytes:
+            self.writers = [w for w in self.writers if w[1] <= nbytes]
+            self.void = None
+        else:
+            self.void = VoidMap(nbytes, self.nbytes)
+        self.nbytes = nbytes
+
+    def met_version(self, version: int) -> None:
+        """Moved by more than the captured writes: somebody else wrote."""
+        if version > self.version:
+            if version - self.version > self.writes:
+                self.forget()
+            self.version = version
+            self.writes = 0
+        elif version == self.version:
+            self.writes = 0
 
 
 class Values:
@@ -98,65 +170,48 @@ class Values:
     def __len__(self) -> int:
         return len(self._storages)
 
-    def find(self, storage: torch.UntypedStorage) -> Storage | None:
-        """The entry, if the storage was met before."""
-        return self._storages.get(torch_private.storage_key(storage))
-
-    def meet(self, tensor: torch.Tensor, storage: torch.UntypedStorage, *, cpu: bool) -> Storage:
+    def meet(
+        self, key: int, tensor: torch.Tensor, storage: torch.UntypedStorage, *, cpu: bool
+    ) -> Storage:
         """The entry of an input, brought up to date with what happened outside capture."""
-        key = torch_private.storage_key(storage)
         entry = self._storages.get(key)
         if entry is None:
-            entry = self._enter(key, storage, _version(tensor))
+            entry = self._enter(key, tensor, storage)
             entry.external = _is_external(storage, cpu=cpu)
             return entry
         if not entry.external and _is_external(storage, cpu=cpu):
-            self._external(entry)
+            entry.make_external()
         nbytes = storage.nbytes()
         if nbytes != entry.nbytes:
-            self._resized(entry, nbytes)
-        version = _version(tensor)
-        if version > entry.version:
-            if version - entry.version > entry.writes:
-                _forget(entry)
-            entry.version = version
-            entry.writes = 0
-        elif version == entry.version:
-            entry.writes = 0
+            entry.resized(nbytes)
+        try:
+            version = tensor._version
+        except RuntimeError:  # inference tensors have no counter
+            return entry
+        if version != entry.version or entry.writes:
+            entry.met_version(version)
         return entry
 
-    def create(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage:
+    def create(self, key: int, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage:
         """The entry of an output; new for almost every one."""
-        key = torch_private.storage_key(storage)
         entry = self._storages.get(key)
         if entry is None:
-            entry = self._enter(key, storage, _version(tensor))
-        elif storage.nbytes() != entry.nbytes:
-            self._resized(entry, storage.nbytes())
+            return self._enter(key, tensor, storage)
+        nbytes = storage.nbytes()
+        if nbytes != entry.nbytes:
+            entry.resized(nbytes)
         return entry
 
-    def _enter(self, key: int, storage: torch.UntypedStorage, version: int) -> Storage:
+    def _enter(self, key: int, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage:
         if len(self._storages) >= self._sweep_at:
             self._sweep()
+        try:
+            version = tensor._version
+        except RuntimeError:  # inference tensors have no counter
+            version = 0
         entry = Storage(torch_private.weak_storage(storage), storage.nbytes(), version)
         self._storages[key] = entry
         return entry
-
-    @staticmethod
-    def _external(entry: Storage) -> None:
-        entry.external = True
-        entry.known.clear()
-
-    @staticmethod
-    def _resized(entry: Storage, nbytes: int) -> None:
-        """``storage.resize_`` happened: added bytes are void, old ones may have moved."""
-        entry.known.clear()
-        if nbytes < entry.nbytes:
-            entry.writers = [w for w in entry.writers if w[1] <= nbytes]
-            entry.void = None
-        else:
-            entry.void = VoidMap(nbytes, entry.nbytes)
-        entry.nbytes = nbytes
 
     def _sweep(self) -> None:
         dead = [
@@ -168,16 +223,9 @@ class Values:
             torch_private.drop_weak_storage(self._storages.pop(key).weak)
         self._sweep_at = len(self._storages) + SWEEP_EVERY
 
-    def mark_external(self, tensor: torch.Tensor) -> None:
-        """The memory was handed to somebody else (``__dlpack__``)."""
-        storage = tensor.untyped_storage()
-        self._external(self.meet(tensor, storage, cpu=True))
-
-    def forget(self, tensor: torch.Tensor) -> None:
-        """What is known of the tensor's bytes no longer holds."""
-        entry = self.find(tensor.untyped_storage())
-        if entry is not None:
-            _forget(entry)
+    def find(self, tensor: torch.Tensor) -> Storage | None:
+        """The entry of a tensor's storage, if it was met before."""
+        return self._storages.get(torch_private.storage_key(tensor.untyped_storage()))
 
     def reread(self, key: int) -> None:
         """The storage may have been written: its bytes are read again, its writers stay."""
@@ -189,92 +237,24 @@ class Values:
             torch_private.drop_weak_storage(entry.weak)
         self._storages.clear()
 
-    @staticmethod
-    def producers(entry: Storage, geometry: Geometry) -> Producers:
-        """Records whose bytes the tensor may read, newest first."""
-        writers = entry.writers
-        if not writers:
-            return ()
-        start, end = geometry.start, geometry.end
-        if len(writers) == 1:
-            first = writers[0]
-            return (first[2],) if first[0] < end and start < first[1] else ()
-        found = [w[2] for w in writers if w[0] < end and start < w[1]]
-        return tuple(dict.fromkeys(found))
 
-    @staticmethod
-    def wrote(
-        entry: Storage, geometry: Geometry, record: int, *, partial: bool = False
-    ) -> Producers:
-        """A captured write; returns the records whose bytes it overwrote, newest first.
-
-        ``partial``: elements of the tensor may have kept their old bytes.
-        """
-        start, end = geometry.start, geometry.end
-        entry.writes += 1
-        entry.produced = True
-        if start == end:
-            return ()
-        before: Producers = ()
-        if entry.writers:
-            before = Values.producers(entry, geometry)
-            if geometry.dense and not partial:
-                kept = [w for w in entry.writers if w[0] < start or w[1] > end]
-            elif len(entry.writers) > MOST_WRITERS:
-                kept = [w for w in entry.writers if w[:2] != (start, end)]
-            else:
-                kept = entry.writers
-            entry.writers = [(start, end, record), *kept]
+def _uncovered(
+    writers: list[tuple[int, int, int]], start: int, end: int
+) -> list[tuple[int, int, int]]:
+    """What of earlier writes is left beside a dense write of the span."""
+    left: list[tuple[int, int, int]] = []
+    for first, last, record in writers:
+        if last <= start or end <= first:
+            left.append((first, last, record))
         else:
-            entry.writers.append((start, end, record))
-        if entry.known:
-            overlapping = [
-                key
-                for key, known in entry.known.items()
-                if known.start < end and start < known.end
-            ]
-            for key in overlapping:
-                del entry.known[key]
-        if entry.void is not None and not partial and _clears(entry.void, geometry):
-            entry.void = None
-        return before
-
-    @staticmethod
-    def is_void(entry: Storage, geometry: Geometry) -> bool:
-        """True when the tensor overlaps memory that nothing wrote."""
-        return entry.void is not None and entry.void.overlaps(
-            geometry.start, geometry.end, geometry.itemsize, geometry.shape,
-            [stride * geometry.itemsize for stride in geometry.strides],
-        )  # fmt: skip
-
-
-MOST_WRITERS: Final = 1024
-"""Strided writes (a ring buffer, a cache) keep their predecessors; past this many, those of the
-same span are dropped."""
-
-
-def _clears(void: VoidMap, geometry: Geometry) -> bool:
-    return void.written(
-        geometry.start, geometry.end, geometry.itemsize, geometry.shape,
-        [stride * geometry.itemsize for stride in geometry.strides],
-    )  # fmt: skip
-
-
-def _forget(entry: Storage) -> None:
-    """Written by somebody whom capture did not see: a new value without producer."""
-    entry.known.clear()
-    entry.writers = []
-    entry.void = None
-    entry.produced = False
-    entry.first_reader = NO_RECORD
+            if first < start:
+                left.append((first, start, record))
+            if end < last:
+                left.append((end, last, record))
+    return left
 
 
 def _is_external(storage: torch.UntypedStorage, *, cpu: bool) -> bool:
     """Others may write the memory: numpy shares it, or another process. Every CUDA storage says
     that it is shared."""
     return not storage.resizable() or (cpu and storage.is_shared())
-
-
-def _version(tensor: torch.Tensor) -> int:
-    # Inference tensors have no counter, and asking raises.
-    return 0 if tensor.is_inference() else tensor._version

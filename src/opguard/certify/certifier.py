@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from opguard.certify.classes import CODE, Flows, Partners, classify, settle_inputs
+from opguard.certify.classes import (
+    CODE,
+    Flows,
+    Partners,
+    classify,
+    number_pairs,
+    settle_inputs,
+)
 from opguard.certify.final_state import RANDOM_PREFIX, StatePairs, pair_state
 from opguard.certify.flow import side_flow
 from opguard.certify.joined import Joined, Outcome, Pairs, join_records, take
@@ -182,11 +189,8 @@ def _tolerate(
     ignored = status == Status.IGNORED
     if not ignored.any():
         return
-    count = len(status)
     a, b = sides.baseline, sides.candidate
-    rows = np.flatnonzero(joined.output & (joined.outcome >= Outcome.DIFFERS) & joined.matched)
-    numbers = np.zeros(count, np.bool_)
-    numbers[joined.pair[rows[b.number[joined.candidate[rows]]]]] = True
+    numbers = number_pairs(sides, joined, len(status))
     carried = (status == Status.DISAGREES) & (classes == CODE["propagated"])
     by_number = carried & (a.arguments[pairs.baseline] != b.arguments[pairs.candidate])
     both = flows.baseline, flows.candidate

@@ -13,8 +13,11 @@ import numpy as np
 from opguard.align.matching import among
 from opguard.certify.flow import ReadFacts, SideFlow, read_facts
 from opguard.certify.joined import Joined, Outcome, Pairs, producer_rows, producer_sums, take
-from opguard.columns import Sides
+from opguard.columns import Side, Sides
 from opguard.model import CLASSES, I64, U8, U64, Bools
+
+_COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.contiguous.default"})
+"""Operators whose output has the logical bytes of their first input, dtype and shape given."""
 
 CODE = {name: code for code, name in enumerate(CLASSES)}
 
@@ -60,7 +63,10 @@ class Flows:
 
 
 def settle_inputs(sides: Sides, joined: Joined, flows: Flows, partners: Partners) -> Joined:
-    """Inputs whose bytes cannot be compared agree where all producers are partners and agree."""
+    """Inputs whose bytes cannot be compared agree where all producers are partners and agree.
+
+    So do those that are equal once a copy on one side is looked through.
+    """
     open_ = np.flatnonzero(
         ~joined.output & (joined.outcome == Outcome.UNKNOWN) & ~joined.void & joined.matched
     )
@@ -68,9 +74,42 @@ def settle_inputs(sides: Sides, joined: Joined, flows: Flows, partners: Partners
     agrees = partners.same_producers(sides, left, right)
     agrees &= read_facts(flows.baseline, left).all_agree
     agrees &= read_facts(flows.candidate, right).all_agree
+    agrees |= _equal_views(sides, _before_copy(sides, sides.baseline, left), right)
+    agrees |= _equal_views(sides, left, _before_copy(sides, sides.candidate, right))
     outcome = joined.outcome.copy()
     outcome[open_[agrees]] = Outcome.EQUAL
     return replace(joined, outcome=outcome)
+
+
+def _before_copy(sides: Sides, side: Side, records: I64) -> I64:
+    """(n,) what a copy read to make each record, the record itself where no copy made it.
+
+    In trusted mode the copy of a view is plain and the view is not: one side's ``contiguous()``
+    would make an input incomparable.
+    """
+    run = side.run
+    result: I64 = records.copy()
+    single = np.flatnonzero(run.first_producer[records + 1] - run.first_producer[records] == 1)
+    event = side.record_event[run.producers[run.first_producer[records[single]]]]
+    copies = np.array([name in _COPIES for name in sides.operators], np.bool_)
+    copied = copies[side.operator[event]]
+    single, event = single[copied], event[copied]
+    read = run.first_record[event]
+    same = ~side.output[read] & ~side.via[records[single]]
+    same &= run.dtype[read] == run.dtype[records[single]]
+    same &= side.shape[read] == side.shape[records[single]]
+    result[single[same]] = read[same]
+    return result
+
+
+def _equal_views(sides: Sides, left: I64, right: I64) -> Bools:
+    """(n,) records that see equal values through equal geometry."""
+    a, b = sides.baseline, sides.candidate
+    equal: Bools = a.via[left] & b.via[right] & a.readable[left] & b.readable[right]
+    equal &= a.strides[left] == b.strides[right]
+    equal &= a.content[left] == b.content[right]
+    equal &= a.run.mix64[left] == b.run.mix64[right]
+    return equal
 
 
 def classify(
@@ -111,7 +150,7 @@ def classify(
         "argument": facts.argument & ~facts.after_number,
         "random": facts.random,
         "origin": facts.inputs_agree & facts.fresh,
-        "origin?": facts.inputs_agree & ~facts.fresh,
+        "origin?": (facts.inputs_agree & ~facts.fresh) | facts.unread,
     }
     classes = np.full(count, CODE["unexplained"], np.uint8)
     for name in reversed(CLASSES):
@@ -157,6 +196,14 @@ def _found_elsewhere(sides: Sides, rows: Joined, a: ReadFacts, b: ReadFacts) -> 
     return found
 
 
+def number_pairs(sides: Sides, joined: Joined, count: int) -> Bools:
+    """(count,) pairs that returned a number which differs, ignored or not."""
+    rows = np.flatnonzero(joined.output & (joined.outcome >= Outcome.DIFFERS) & joined.matched)
+    found = np.zeros(count, np.bool_)
+    found[joined.pair[rows[sides.candidate.number[joined.candidate[rows]]]]] = True
+    return found
+
+
 def _random(sides: Sides, rows: Joined) -> Bools:
     """(n,) rows that hold a generator's state."""
     random: Bools = ((rows.baseline >= 0) & take(sides.baseline.rng, rows.baseline)) | (
@@ -178,23 +225,27 @@ class _PairFacts:
     inputs_agree: Bools
     fresh: Bools
     """Every input was read for its event on both sides."""
+    unread: Bools
+    """No input differs, and those that could not be compared are known views, not missing."""
 
     @classmethod
     def of(cls, sides: Sides, pairs: Pairs, joined: Joined, disagreeing: Bools) -> _PairFacts:
         a, b = sides.baseline, sides.candidate
         count = len(disagreeing)
-        mine = joined.select(np.flatnonzero(disagreeing[joined.pair]))
-        inputs = mine.select(~mine.output)
+        inputs = joined.select(np.flatnonzero(~joined.output & disagreeing[joined.pair]))
         rng = _random(sides, inputs)
         has_a, has_b = inputs.baseline >= 0, inputs.candidate >= 0
         stale = (has_a & ~take(a.fresh, inputs.baseline)) | (
             has_b & ~take(b.fresh, inputs.candidate)
         )
         differs = inputs.outcome == Outcome.DIFFERS
+        unknown = inputs.outcome == Outcome.UNKNOWN
+        known = (~has_a | take(a.readable, inputs.baseline)) & (
+            ~has_b | take(b.readable, inputs.candidate)
+        )
         arguments = a.arguments[pairs.baseline] != b.arguments[pairs.candidate]
-        numbers = mine.output & (mine.outcome == Outcome.DIFFERS)
-        numbers &= (mine.candidate >= 0) & take(b.number, mine.candidate)
-        first_number = int(mine.pair[numbers].min()) if numbers.any() else count
+        numbers = number_pairs(sides, joined, count)
+        first_number = int(numbers.argmax()) if numbers.any() else count
 
         def some(mask: Bools) -> Bools:
             found: Bools = np.bincount(inputs.pair[mask], minlength=count) > 0
@@ -208,4 +259,5 @@ class _PairFacts:
             random=some(rng & inputs.matched & differs),
             inputs_agree=~some(~rng & (inputs.outcome != Outcome.EQUAL)),
             fresh=~some(stale & ~rng),
+            unread=~some(~rng & differs) & ~some(~rng & unknown & ~known) & some(~rng & unknown),
         )

@@ -53,9 +53,7 @@ def side_flow(name: SideName, sides: Sides, pairs: Pairs, joined: Joined) -> Sid
     outcome[records[rows]] = joined.outcome[rows]
     differs = (outcome >= Outcome.DIFFERS) & side.output
     beside = side.count_per_event(differs)[side.record_event] > 0
-    source = (outcome >= Outcome.DIFFERS) | (
-        beside & side.output & (outcome == Outcome.UNKNOWN)
-    )
+    source = (outcome >= Outcome.DIFFERS) | (beside & side.output & (outcome == Outcome.UNKNOWN))
     through = (outcome == Outcome.UNKNOWN) & ~source
     producers, consumers = reads(side)
     tainted = np.zeros(side.run.event_count, np.bool_)

@@ -8,7 +8,7 @@ from opguard.certify.classes import CODE
 from opguard.certify.joined import Joined, Outcome, Pairs
 from opguard.columns import Side, Sides, hash_columns
 from opguard.frames import user_frame
-from opguard.model import CLASSES, I64, U8, Bools, Root
+from opguard.model import CLASSES, I64, NONE_ID, U8, Bools, Root
 
 _CARRIED = ("", "tolerated", "propagated")
 
@@ -67,9 +67,13 @@ def _root(
 
 
 def _strides_differ(sides: Sides, rows: Joined) -> bool:
-    """Some input was read in another memory layout; only plain records tell."""
+    """Some input was read in another memory layout."""
     inputs = rows.select(~rows.output & rows.matched)
-    a, b = sides.baseline, sides.candidate
-    plain = ~a.via[inputs.baseline] & ~b.via[inputs.candidate]
-    other = a.strides[inputs.baseline] != b.strides[inputs.candidate]
-    return bool((plain & other).any())
+    return _layouts(sides.baseline, inputs.baseline) != _layouts(sides.candidate, inputs.candidate)
+
+
+def _layouts(side: Side, records: I64) -> list[str]:
+    """Strides of ``records``, without the geometry that views carry behind them."""
+    texts = side.run.strings.values("strides")
+    numbers = side.run.strides[records].tolist()
+    return ["" if n == NONE_ID else texts[n].partition("|")[0] for n in numbers]

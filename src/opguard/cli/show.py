@@ -14,7 +14,7 @@ import numpy as np
 
 from opguard.cli.flags import debug_option
 from opguard.cli.output import terminal_width, wants_color, write
-from opguard.model import REASON_SHIFT, EventFlag, RankEvents, Reason, RecordFlag, Run
+from opguard.model import I64, REASON_SHIFT, EventFlag, RankEvents, Reason, RecordFlag, Run
 from opguard.report.text import clean, plural, render, section
 from opguard.store.run_reader import load_run
 
@@ -65,15 +65,22 @@ def _identity(run: Run, ranks: list[RankEvents]) -> Iterator[tuple[str, str]]:
 
 
 def _rank(rank: RankEvents) -> str:
-    state = int(np.count_nonzero(rank.flags & EventFlag.STATE))
-    calls = rank.event_count - state
-    steps = f"steps {rank.step.min()} to {rank.step.max()}" if rank.event_count else "no step"
-    threads = plural(len(np.unique(rank.thread)), "thread")
+    calls = _calls(rank)
+    steps = rank.step[calls]
     parts = [
-        plural(calls, "operator call"), f"{state:,} of final state",
-        plural(rank.record_count, "tensor record"), steps, threads, _ending(rank),
-    ]  # fmt: skip
+        plural(len(calls), "operator call"),
+        f"{rank.event_count - len(calls):,} of final state",
+        plural(rank.record_count, "tensor record"),
+        f"steps {steps.min()} to {steps.max()}" if len(calls) else "no step",
+        plural(len(np.unique(rank.thread[calls])), "thread"),
+        _ending(rank),
+    ]
     return ", ".join(parts)
+
+
+def _calls(rank: RankEvents) -> I64:
+    """Positions of the events that are operator calls, and no entries of the final state."""
+    return np.flatnonzero((rank.flags & EventFlag.STATE) == 0)
 
 
 def _ending(rank: RankEvents) -> str:
@@ -118,9 +125,10 @@ def _busiest(ranks: list[RankEvents], part: str) -> Iterator[tuple[str, str]]:
     """Calls by one part of their boundary, most calls first."""
     names = Counter[str]()
     for rank in ranks:
-        calls = np.bincount(rank.boundary, minlength=len(rank.boundaries)).tolist()
-        for boundary, count in zip(rank.boundaries, calls, strict=True):
-            names[getattr(boundary, part) or "(none)"] += count
+        calls = np.bincount(rank.boundary[_calls(rank)], minlength=len(rank.boundaries))
+        for boundary, count in zip(rank.boundaries, calls.tolist(), strict=True):
+            if count:
+                names[getattr(boundary, part) or "(none)"] += count
     ranked = sorted(names.items(), key=lambda item: (-item[1], item[0]))
     for name, count in ranked[:TOP]:
         yield f"{count:,}", clean(name)

@@ -17,6 +17,7 @@ from opguard.model import Certificate, RankEvents, Run
 from opguard.report.findings import Findings
 from opguard.report.reasons import sentence
 from opguard.report.result import (
+    AgreeingPair,
     CertifiedPrefix,
     Commands,
     Counts,

@@ -29,6 +29,8 @@ VERDICT_STYLES: Final = {
 MAX_TENSORS: Final = 6
 MAX_ROOTS: Final = 8
 MAX_NAMES: Final = 8
+REGIONS: Final = 8
+"""Equal runs of words of a large tensor that have fingerprints of their own."""
 
 
 def render_result(result: Result, width: int = 80, color: bool = False) -> str:
@@ -139,9 +141,11 @@ def _tensor(tensor: TensorDifference) -> str:
         text = f"{before} in the baseline, {now} in the candidate"
     if None in tensor.mix64:
         return f"{text}, only in the {'candidate' if tensor.mix64[0] is None else 'baseline'}"
+    if len(tensor.regions_differ) == REGIONS:
+        return f"{text}, all over"
     if tensor.regions_differ:
         parts = ", ".join(str(region + 1) for region in tensor.regions_differ)
-        return f"{text}, in {parts} of 8 equal parts"
+        return f"{text}, in part {parts} of {REGIONS} equal parts"
     return text
 
 
@@ -177,7 +181,8 @@ def _final_state(result: Result) -> Iterator[tuple[str, str]]:
     if state.unpaired:
         yield "no partner", _names(state.unpaired_entries, state.unpaired)
     if state.not_compared:
-        yield "not compared", _names(state.not_compared_entries, state.not_compared)
+        names = _names(state.not_compared_entries, state.not_compared)
+        yield "not compared", f"{names}: never seeded, and different from the start"
 
 
 def _names(entries: Sequence[StateName], total: int) -> str:
@@ -190,8 +195,8 @@ def _compared(result: Result) -> Iterator[tuple[str, str]]:
     counts, prefix = result.counts, result.certified_prefix
     yield "operators", f"{counts.baseline_events:,} baseline, {counts.candidate_events:,} candidate"
     yield "paired", f"{counts.paired:,}, of which {counts.agreeing:,} agree"
-    incomplete = "" if prefix.complete else ", with parts that could not be compared"
-    yield "agreeing prefix", plural(prefix.pairs, "pair") + incomplete
+    incomplete = "" if prefix.complete else ", but parts of them could not be compared"
+    yield "certified prefix", plural(prefix.pairs, "pair") + " without a difference" + incomplete
     for label, count in (
         ("paired out of order", counts.moved),
         ("only in baseline", counts.gaps_baseline),

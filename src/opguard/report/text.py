@@ -82,7 +82,7 @@ def grid(rows: Iterable[Row]) -> RenderableType:
     rows = list(rows)
     table = Table.grid(padding=(0, 2))
     if any(label for label, _ in rows):
-        table.add_column(max_width=32, overflow="fold", style="dim")
+        table.add_column(max_width=48, overflow="fold", style="dim")
     table.add_column(overflow="fold")
     for label, value in rows:
         cells = (label, value) if len(table.columns) == 2 else (value,)
