@@ -93,16 +93,20 @@ def universe(count: int, flat: bool) -> Events:
     while leaf[source].any() and (source[leaf[source]] > 0).any():
         source = np.where(leaf[source] & (source > 0), source - 1, source)
     readable = ~output & (source < owner) & ~leaf[source]
+    producer = np.where(readable, first_output[source], -1)
+    # One event in 10 writes its first input in place.
+    writes = output & (within == in_count[owner]) & (place[owner] % 10 == 0)
+    producer[writes] = producer[first_record[:-1][owner[writes]]]
     return Events(
         boundary=np.where(flat, template[place], place),
         step=np.where(flat, 0, event // EVENTS_A_STEP),
         arguments=place % 7,
         first_record=first_record,
         output=output,
-        slot=np.where(output, 8 + within - in_count[owner], within),
+        slot=np.where(output, np.where(writes, 12, 8 + within - in_count[owner]), within),
         shape=template[place][owner] % 5,
         mix64=hash_columns(np.arange(len(owner)), np.full(len(owner), 7)),
-        producer=np.where(readable, first_output[source], -1),
+        producer=producer,
         leaf=leaf,
         strings=_strings(template, flat),
     )
@@ -125,7 +129,7 @@ def _strings(template: Any, flat: bool) -> tuple[tuple[StringKind, int, str], ..
         "arguments": [f"dim={i}" for i in range(7)],
         "shape": [f"[{i + 2},64]" for i in range(5)],
         "strides": ["[64,1]"],
-        "slot": [f"input{i}" for i in range(8)] + [str(i) for i in range(4)],
+        "slot": [f"input{i}" for i in range(8)] + [str(i) for i in range(4)] + ["input0!"],
     }
     return tuple((kind, i, text) for kind, texts in tables.items() for i, text in enumerate(texts))
 
@@ -154,7 +158,7 @@ def side(events: Events, order: Any, salt_after: int | None) -> Events:
     if salt_after is not None:
         late = np.repeat(order >= salt_after * EVENTS_A_STEP, counts)
         mix64 = np.where(late & events.output[records], mix64 ^ np.uint64(1), mix64)
-    known = producer >= 0
+    known = (producer >= 0) & ~events.output[records]
     mix64[known] = mix64[producer[known]]
     return replace(
         events,

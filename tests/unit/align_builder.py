@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from opguard.align.aligner import align
 from opguard.certify import certify
 from opguard.columns import join_sides
 from opguard.model import (
+    CLASSES,
     DTYPES,
     REASON_SHIFT,
     STATE_OPERATOR,
@@ -217,3 +218,27 @@ def pairs_of(baseline: Rank, candidate: Rank) -> list[tuple[int, int]]:
             alignment.baseline, alignment.candidate, alignment.moved, strict=True
         )
     ]
+
+
+Build = Callable[[Rank, bool], None]
+
+
+def certificate_of_both(build: Build) -> Certificate:
+    """Certificate of ``build(rank, suspect)`` for both sides."""
+    ranks = Rank(), Rank()
+    for suspect, rank in enumerate(ranks):
+        build(rank, bool(suspect))
+    return certificate_of(*ranks)
+
+
+def classes(certificate: Certificate) -> list[str]:
+    return [CLASSES[code] for code in certificate.classes]
+
+
+def pick(suspect: bool, reference: str, other: str) -> str:
+    return other if suspect else reference
+
+
+def view(x: Value, content: str, geometry: str) -> Value:
+    """``x`` seen as a view that is known through it."""
+    return x.but(content=content, via=True, strides=f"[1]|{geometry}", fresh=False)

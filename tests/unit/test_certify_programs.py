@@ -67,7 +67,8 @@ def run(calls: list[Call], fault: int = -1, log: tuple[int, ...] = ()) -> Rank:
             call.op, inputs, {slot: made}, module=call.module, args=call.argument, line=number
         )
         if number in log:
-            mean = rank.op("mean", {"self": tensors[call.result]}, {"0": content + "mean"})
+            # An operator that the program uses too, so that it could be taken for another call.
+            mean = rank.op("mul", {"self": tensors[call.result]}, {"0": content + "mean"})
             number_out = Value(content + "number", dtype="python_float", shape="[]")
             rank.op("item", {"self": mean}, {"0": number_out})
     for i, tensor in enumerate(tensors):
@@ -112,7 +113,9 @@ def test_logging_is_no_divergence(calls: list[Call], log: set[int]) -> None:
 
 @settings(max_examples=300)
 @given(CALLS, st.lists(st.integers(0, 7), max_size=14), st.sets(st.integers(0, 13)))
-def test_another_order_is_no_divergence(calls: list[Call], choices: list[int], log: set[int]) -> None:
+def test_another_order_is_no_divergence(
+    calls: list[Call], choices: list[int], log: set[int]
+) -> None:
     assert_clean(certificate_of(run(calls), run(shuffled(calls, choices), log=tuple(log))))
 
 

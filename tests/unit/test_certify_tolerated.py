@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from align_builder import Rank, Value, certificate_of
+from align_builder import Rank, Value, certificate_of, classes
 
-from opguard.model import CLASSES, Certificate, Status
+from opguard.model import Certificate, Status
 from opguard.policy import IgnoreRule, Policy
 
 
@@ -28,10 +28,6 @@ def chain(suspect: bool, second_bug: bool = False) -> Rank:
 
 def compare(*rules: IgnoreRule, second_bug: bool = False) -> Certificate:
     return certificate_of(chain(False), chain(True, second_bug), Policy(ignore=rules))
-
-
-def classes(certificate: Certificate) -> list[str]:
-    return [CLASSES[code] for code in certificate.classes]
 
 
 def test_without_rules_it_diverges() -> None:
@@ -92,3 +88,17 @@ def test_an_ignored_number_tolerates_the_arguments_that_it_becomes() -> None:
     certificate = certificate_of(*ranks, Policy(ignore=(IgnoreRule("time", op="item"),)))
     assert classes(certificate) == ["tolerated", "tolerated"]
     assert certificate.pivot is None
+
+
+def test_a_number_that_a_real_difference_reached_is_not_tolerated() -> None:
+    ranks = Rank(), Rank()
+    for suspect, rank in enumerate(ranks):
+        known = rank.op("gelu", {"self": "p"}, {"0": f"x{suspect}"}, module="Net.known")
+        other = rank.op("sort", {"self": "q"}, {"0": f"s{suspect}"})
+        both = rank.op("add", {"self": known, "other": other}, {"0": f"sum{suspect}"})
+        number = Value(f"n{suspect}", dtype="python_float", shape="[]")
+        rank.op("item", {"self": both}, {"0": number})
+        inputs = {"self": known, "w": "w"}
+        rank.op("mul", inputs, {"0": f"y{suspect}"}, args=f"0.{suspect}")
+    certificate = certificate_of(*ranks, Policy(ignore=(IgnoreRule("", module="Net.known"),)))
+    assert classes(certificate) == ["tolerated", "origin", *["propagated"] * 3]

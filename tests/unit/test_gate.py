@@ -291,3 +291,15 @@ def test_two_equal_ranks() -> None:
     assert result.verdict == "identical"
     assert result.counts.paired == 6
     assert result.certified_prefix.pairs == 6
+
+
+def test_operators_come_before_final_state_across_ranks() -> None:
+    runs = []
+    for suspect in (False, True):
+        ranks = plain(), plain(suspect=suspect, rank=1)
+        ranks[0].state("net.w", "w" + "'" * suspect)
+        runs.append(run_of(*ranks))
+    result = api.compare(*runs)
+    assert result.pivot is not None
+    assert (result.pivot.op, result.pivot.rank) == ("gelu", 1)
+    assert result.reasons == ("PIVOT", "STATE")
