@@ -82,8 +82,8 @@ class Findings:
     seconds: float = 0.0
 
 
-def run_call(call: opinfo.Call) -> Outcome:
-    """Run it forward and, where it can, backward."""
+def run_call(call: opinfo.Call) -> Callable[[], Outcome]:
+    """Run it forward and, where it can, backward; the outcome is read once the mode is gone."""
     opinfo.seed()
     raised, outputs, gradients = "", [], ()
     with warnings.catch_warnings(record=True) as warned:
@@ -95,15 +95,21 @@ def run_call(call: opinfo.Call) -> Outcome:
             gradients = _backward(outputs, call.differentiable)
         except Exception as error:  # noqa: BLE001  (whatever the operator raises is its outcome)
             raised = f"{stage} {type(error).__name__}"
-    tensors = [t for t in (*outputs, *gradients) if isinstance(t, torch.Tensor)]
-    return Outcome(
-        raised=raised,
-        outputs=tuple(map(opinfo.bits, outputs)),
-        gradients=tuple(map(opinfo.bits, gradients)),
-        strides=tuple(t.stride() for t in tensors if opinfo.is_plain(t)),
-        random=_random_states(),
-        warned=tuple(f"{w.category.__name__}: {w.message}" for w in warned),
-    )
+    states = _random_states()
+    texts = tuple(f"{w.category.__name__}: {w.message}" for w in warned)
+
+    def outcome() -> Outcome:
+        tensors = [t for t in (*outputs, *gradients) if isinstance(t, torch.Tensor)]
+        return Outcome(
+            raised=raised,
+            outputs=tuple(map(opinfo.bits, outputs)),
+            gradients=tuple(map(opinfo.bits, gradients)),
+            strides=tuple(t.stride() for t in tensors if opinfo.is_plain(t)),
+            random=states,
+            warned=texts,
+        )
+
+    return outcome
 
 
 def _backward(outputs: list[Any], inputs: list[torch.Tensor]) -> tuple[Any, ...]:
@@ -111,7 +117,9 @@ def _backward(outputs: list[Any], inputs: list[torch.Tensor]) -> tuple[Any, ...]
     if not ends or not inputs:
         return ()
     # Gradients that are all ones would hide what is scaled or permuted.
-    seeds = [torch.randn_like(end) if opinfo.is_plain(end) else torch.ones_like(end) for end in ends]
+    seeds = [
+        torch.randn_like(end) if opinfo.is_plain(end) else torch.ones_like(end) for end in ends
+    ]
     return torch.autograd.grad(ends, inputs, seeds, allow_unused=True)
 
 
@@ -130,9 +138,10 @@ def run_all(op: Any, dtype: torch.dtype, observe: Observation, fill: int) -> lis
     opinfo.fill_fresh_memory(fill)
     try:
         with observe():
-            return [run_call(call) for call in calls]
+            outcomes = [run_call(call) for call in calls]
     finally:
         opinfo.fill_fresh_memory(0)
+    return [outcome() for outcome in outcomes]
 
 
 def differences(
@@ -190,9 +199,7 @@ def capturing(folder: Path, mode: str) -> Observation:
 
 def report(dtype: str, found: Findings) -> None:
     """Print all tables."""
-    print(
-        f"\n{dtype}: {found.operators} operators, {found.samples} samples, {found.seconds:.0f} s"
-    )
+    print(f"\n{dtype}: {found.operators} operators, {found.samples} samples, {found.seconds:.0f} s")
     for title, table in (
         ("capture changes (within what any dispatch mode may change)", found.deviations),
         ("capture changes beyond an empty dispatch mode: faults of capture", found.beyond_a_mode),

@@ -135,7 +135,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def logical_bytes(tensor: torch.Tensor) -> bytes:
     """Elements of a plain tensor in row-major order, conj and neg bits resolved."""
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    dense = tensor.detach().resolve_conj().resolve_neg()
+    # A copy, since contiguous() keeps strides of 0 where there is one element.
+    dense = dense.clone(memory_format=torch.contiguous_format)
     return dense.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from opguard._version import __version__
 
 if TYPE_CHECKING:
-    from opguard.api import capture, compare, load_run, step, watch
+    from opguard.api import capture, capture_worker, compare, load_run, step, watch
 
-__all__ = ["__version__", "capture", "compare", "load_run", "step", "watch"]
+__all__ = ["__version__", "capture", "capture_worker", "compare", "load_run", "step", "watch"]
 
 
 def __getattr__(name: str) -> Any:

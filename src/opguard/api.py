@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from opguard.errors import UsageError
 
@@ -109,6 +109,29 @@ def capture(
         raise
     finally:
         session.stop(ending)
+
+
+@contextlib.contextmanager
+def capture_worker() -> Iterator[None]:
+    """In a process that a program under ``opguard run`` spawned: capture it as a rank of that run.
+
+    Call it once the process knows its rank: after ``init_process_group``, or with ``RANK`` and
+    ``WORLD_SIZE`` in its environment. Outside ``opguard run`` it does nothing.
+
+    Raises:
+        CaptureError: the rank is unknown.
+        UsageError: the parent is part of the run itself, since it called operators of its own.
+    """
+    from opguard.capture.inside import inside
+    from opguard.capture.unarmed import unmark
+
+    around = inside()
+    if around is None:
+        yield
+        return
+    with capture(around.output, mode=cast("Mode", around.mode)):
+        unmark(around.marks)
+        yield
 
 
 def step(number: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from opguard.capture import torch_private
 from opguard.capture.operators import Operator
 
 NAMED_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -110,8 +111,6 @@ def _object(value: Any) -> tuple[str, str]:
         if kind == "ProcessGroup":
             return "", "<ProcessGroup>"
         if kind == "ReduceOp":
-            from torch._C._distributed_c10d import ReduceOp
-
-            return str(ReduceOp.unbox(value).op).rpartition(".")[2], ""  # type: ignore[attr-defined]
+            return torch_private.reduction_name(value), ""
         return f"<{kind}>", ""
     return f"<{type(value).__name__}>", ""

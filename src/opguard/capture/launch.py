@@ -21,6 +21,8 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from opguard.capture.imports import when_imported
+from opguard.capture.inside import Inside, inside
+from opguard.capture.unarmed import Marks
 from opguard.errors import OpguardError, UsageError
 from opguard.settings import CaptureSettings, Target
 from opguard.store.launch import resolve_rank, resolve_run_id
@@ -29,8 +31,6 @@ from opguard.store.run_folder import check_free
 if TYPE_CHECKING:
     from opguard.capture.session import CaptureSession, Ending
 
-INSIDE: Final = "INSIDE_OPGUARD_RUN"
-"""Process id of the ``opguard run`` that this process belongs to."""
 _INTERRUPTED: Final = 130
 _FAILED: Final = 1
 _THIS_FILE: Final = __file__
@@ -43,7 +43,8 @@ def run_program(settings: CaptureSettings, target: Target, say: Callable[[str], 
         UsageError: no such program, a folder that holds something else, or a nested run.
         CaptureError: the folder cannot be written, or the rank is unknown.
     """
-    if os.environ.get(INSIDE) == str(os.getpid()):
+    around = inside()
+    if around is not None and around.pid == os.getpid():
         raise UsageError("opguard run inside opguard run: this process is captured already")
     if not target.is_module and not Path(target.name).exists():
         raise UsageError(f"no such script: {target.name}")
@@ -55,24 +56,29 @@ def run_program(settings: CaptureSettings, target: Target, say: Callable[[str], 
     output = Path(settings.output or "").absolute()  # the program may change directory
     settings = replace(settings, output=output)
     check_free(output, rank, world_size, resolve_run_id(os.environ, world_size), settings.force)
-    os.environ[INSIDE] = str(os.getpid())
-    launched = _Launched(settings, [target.name, *target.args], say)
+    marks = Marks()
+    Inside(os.getpid(), output, settings.mode, marks.folder).announce()
+    launched = _Launched(settings, [target.name, *target.args], say, marks)
     cancel = when_imported("torch", launched.start)
     try:
         code, exception, interrupted = _run(target)
+        cancel()
+        if not interrupted:
+            _join_threads()
+        return launched.stop(code, exception, interrupted)
     finally:
         cancel()
-    if not interrupted:
-        _join_threads()
-    return launched.stop(code, exception, interrupted)
+        marks.remove()
 
 
 class _Launched:
     """The capture of a launched program: started by its import of torch."""
 
     def __init__(
-        self, settings: CaptureSettings, command: list[str], say: Callable[[str], None]
-    ) -> None:
+        self, settings: CaptureSettings, command: list[str], say: Callable[[str], None],
+        marks: Marks,
+    ) -> None:  # fmt: skip
+        self._marks = marks
         self._settings = settings
         self._command = command
         self._say = say
@@ -83,7 +89,7 @@ class _Launched:
         from opguard.capture.session import CaptureSession
 
         try:
-            session = CaptureSession(self._settings, self._command, self._say)
+            session = CaptureSession(self._settings, self._command, self._say, self._marks)
             session.start()
         except OpguardError as error:
             self._refused = error

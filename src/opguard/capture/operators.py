@@ -26,22 +26,25 @@ PARTIAL_WRITERS: Final = frozenset({
 })  # fmt: skip
 """aten in-place operators that leave elements unwritten: void memory stays partly void."""
 
-UNDECLARED_WRITES: Final[dict[str, tuple[tuple[str, ...], str | None]]] = {
-    "aten::native_batch_norm": (("running_mean", "running_var"), "training"),
-    "aten::cudnn_batch_norm": (("running_mean", "running_var"), "training"),
-    "aten::miopen_batch_norm": (("running_mean", "running_var"), "training"),
-    "aten::batch_norm_gather_stats": (("running_mean", "running_var"), None),
-    "aten::batch_norm_gather_stats_with_counts": (("running_mean", "running_var"), None),
-    "aten::batch_norm_update_stats": (("running_mean", "running_var"), None),
-    "aten::rrelu_with_noise": (("noise",), "training"),
-}
-"""Arguments that a schema does not mark as written, and the argument that switches the write."""
-
 READS_AND_WRITES: Final = "rw"
 RECEIVES: Final = "w"
-"""A receive buffer: wholly overwritten, no input."""
+"""Wholly overwritten, no input: a receive buffer."""
 FROM_ROOT: Final = "root"
 """Read on the root rank, overwritten on the others."""
+
+_RUNNING: Final = ("running_mean", "running_var")
+UNDECLARED_WRITES: Final[dict[str, tuple[tuple[str, ...], str, str | None]]] = {
+    "aten::native_batch_norm": (_RUNNING, READS_AND_WRITES, "training"),
+    "aten::cudnn_batch_norm": (_RUNNING, READS_AND_WRITES, "training"),
+    "aten::miopen_batch_norm": (_RUNNING, READS_AND_WRITES, "training"),
+    "aten::batch_norm_gather_stats": (_RUNNING, READS_AND_WRITES, None),
+    "aten::batch_norm_gather_stats_with_counts": (_RUNNING, READS_AND_WRITES, None),
+    "aten::batch_norm_update_stats": (_RUNNING, READS_AND_WRITES, None),
+    "aten::rrelu_with_noise": (("noise",), RECEIVES, "training"),
+    "aten::rrelu_with_noise_": (("noise",), RECEIVES, "training"),
+}
+"""Arguments that are written although a schema does not say so, or says so where the call leaves
+them alone: which, how, and the argument that switches the write."""
 
 C10D_WRITES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "allreduce_": (("tensors", READS_AND_WRITES),),
@@ -116,7 +119,7 @@ class Parameter:
     """Its bytes before the call are an input."""
     written: bool
     declared: bool
-    """The schema says that it is written."""
+    """The schema alone says that it is written: always, and not where a switch is on."""
     default: Any = None
     input_slot: int = -1
     output_slot: int = -1
@@ -194,8 +197,8 @@ def describe(func: Any, operator_id: int) -> Operator:
 def _undeclared(namespace: str, base: str) -> tuple[dict[str, str], str | None]:
     if namespace == "c10d":
         return dict(C10D_WRITES.get(base, ())), None
-    names, switch = UNDECLARED_WRITES.get(f"{namespace}::{base}", ((), None))
-    return dict.fromkeys(names, READS_AND_WRITES), switch
+    names, how, switch = UNDECLARED_WRITES.get(f"{namespace}::{base}", ((), "", None))
+    return dict.fromkeys(names, how), switch
 
 
 def _parameter(
@@ -210,7 +213,7 @@ def _parameter(
         holds_tensors="Tensor" in str(argument.type),
         read=not (replaced or how == RECEIVES or c10d in C10D_NO_INPUTS),
         written=declared or how is not None,
-        declared=declared,
+        declared=declared and how is None,
         default=argument.default_value,
     )
 

@@ -10,14 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from opguard.capture.unarmed import Marks, ObservedTarget
+
+# A process's target is private; without it spawned ranks are counted, not recognised.
 _PYTHON_NAMES: Final = ("python", "torchrun", "opguard")
 
 
 class Processes:
     """Counts what capture cannot see, and arms the threads that start while it is on."""
 
-    def __init__(self, arm_thread: Callable[[], Callable[[], None]]) -> None:
-        """``arm_thread()`` arms the calling thread and returns what disarms it."""
+    def __init__(self, arm_thread: Callable[[], Callable[[], None]], marks: Marks | None) -> None:
+        """``arm_thread()`` arms the calling thread and returns what disarms it; ``marks`` is
+        where spawned ranks that are not armed leave theirs."""
+        self._marks = marks
         self._arm_thread = arm_thread
         self._start_thread = threading.Thread.start
         self._start_process = multiprocessing.process.BaseProcess.start
@@ -37,6 +42,8 @@ class Processes:
             observer._start_thread(thread)
 
         def start_process(process: Any) -> None:
+            if observer._marks is not None and getattr(process, "_target", None) is not None:
+                process._target = ObservedTarget(process._target, observer._marks.folder)
             observer._start_process(process)
             observer.uncaptured += 1
 

@@ -38,8 +38,9 @@ class Recorder:
     """Everything one capture knows; the rows that are not handed over yet."""
 
     def __init__(
-        self, interner: Interner, program: Program, mode: Mode, submit: Callable[[Rows], None]
-    ) -> None:
+        self, interner: Interner, program: Program, mode: Mode, submit: Callable[[Rows], None],
+        first_event: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.lock = threading.RLock()
         self.interner = interner
         self.program = program
@@ -51,6 +52,7 @@ class Recorder:
         self._sorter = Sorter(interner, self.reader.sub_slot)
         self.collectives = Collectives()
         self._submit = submit
+        self._first_event = first_event
         self._operators: dict[Any, Operator] = {}
         self._boundaries: dict[tuple[int, int, int, int], int] = {}
         self._returns = [interner.intern("slot", str(i)) for i in range(_RETURNS)]
@@ -320,6 +322,8 @@ class Recorder:
         rows.records.extend(outputs)
         self._records += len(call.inputs) + len(outputs)
         self.events += 1
+        if self.events == 1:
+            self._first_event()
         if rows.full:
             self._submit(self.take_rows())
 

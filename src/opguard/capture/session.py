@@ -24,12 +24,14 @@ from opguard.capture.processes import Processes
 from opguard.capture.random_state import process_states
 from opguard.capture.recorder import Recorder
 from opguard.capture.rows import Rows
-from opguard.errors import CaptureError, NativeError, UsageError
+from opguard.capture.unarmed import Marks, watch_this_process
+from opguard.errors import NativeError, OpguardError, UsageError
 from opguard.fingerprint import spec
 from opguard.model import FINGERPRINT_VERSION
 from opguard.settings import CaptureSettings
 from opguard.store.environment_key import environment_key
 from opguard.store.launch import resolve_rank, resolve_run_id
+from opguard.store.run_folder import check_free, run_is_of_others
 from opguard.store.run_writer import RunWriter
 
 MECHANISM: Final = "dispatch"
@@ -51,8 +53,15 @@ class CaptureSession:
 
     _open: CaptureSession | None = None
 
-    def __init__(self, settings: CaptureSettings, command: Sequence[str], say: Say) -> None:
-        """``say`` prints one line to the user: used when capture has to stop early.
+    def __init__(
+        self,
+        settings: CaptureSettings,
+        command: Sequence[str],
+        say: Say,
+        marks: Marks | None = None,
+    ) -> None:
+        """``say`` prints one line to the user: used when capture has to stop early. ``marks``
+        is where unarmed ranks leave theirs.
 
         Raises:
             UsageError: the settings ask for what is not there.
@@ -70,12 +79,15 @@ class CaptureSession:
         self._interner = Interner()
         self._state = FinalState()
         self._program = Program(self._interner, self)
-        self._recorder = Recorder(self._interner, self._program, settings.mode, self._submit)
-        self._processes = Processes(self._arm_thread)
+        self._recorder = Recorder(
+            self._interner, self._program, settings.mode, self._submit, self._first_event
+        )
+        self._marks = marks
+        self._processes = Processes(self._arm_thread, marks)
         self._patches = Patches()
         self._opaque: Counter[str] = Counter()
         self._main_mode: CaptureMode | None = None
-        self._writer: RunWriter
+        self._writer: RunWriter | None = None
         self._failed = False
         self.stopped = False
         """``--stop-after`` ended the program."""
@@ -96,17 +108,13 @@ class CaptureSession:
         """
         if CaptureSession._open is not None:
             raise UsageError("a capture is already open in this process")
-        settings = self._settings
-        rank, world_size = _rank()
-        self._writer = RunWriter(
-            Path(settings.output or ""),
-            rank=rank,
-            world_size=world_size,
-            run_id=resolve_run_id(os.environ, world_size),
-            opening=self._opening(),
-            idle=self._recorder.take_waiting,
-            force=settings.force,
-        )
+        self._rank, self._world_size = _rank()
+        self._run_id = resolve_run_id(os.environ, self._world_size)
+        self._output = Path(self._settings.output or "").absolute()
+        check_free(self._output, self._rank, self._world_size, self._run_id, self._settings.force)
+        self._opening = self._describe()
+        if self._world_size > 1:
+            self._open_run()
         CaptureSession._open = self
         _watch_forks()
         self._program.arm()
@@ -118,7 +126,28 @@ class CaptureSession:
         self._main_mode = self._new_mode()
         install(self._main_mode)
 
-    def _opening(self) -> dict[str, Any]:
+    def _open_run(self) -> RunWriter:
+        """At the first event of a process that is alone: one that only spawns ranks has none, and
+        the run is theirs."""
+        self._writer = RunWriter(
+            self._output,
+            rank=self._rank,
+            world_size=self._world_size,
+            run_id=self._run_id,
+            opening=self._opening,
+            idle=self._recorder.take_waiting,
+            force=self._settings.force,
+        )
+        return self._writer
+
+    def _first_event(self) -> None:
+        if self._writer is None:
+            try:
+                self._open_run()
+            except OpguardError as error:
+                self.fail(error)
+
+    def _describe(self) -> dict[str, Any]:
         facts = environment.facts()
         return {
             "fingerprint_version": FINGERPRINT_VERSION,
@@ -208,9 +237,11 @@ class CaptureSession:
         self._recorder.forget_values()
 
     def _submit(self, rows: Rows) -> None:
-        self._writer.submit(rows)
-        if self._writer.failed is not None and not self._failed:
-            self.fail(self._writer.failed)
+        writer = self._writer
+        if writer is not None:
+            writer.submit(rows)
+            if writer.failed is not None and not self._failed:
+                self.fail(writer.failed)
 
     def fail(self, error: BaseException) -> None:
         """Capture cannot go on: it stops, says so once, and leaves the program alone."""
@@ -218,7 +249,7 @@ class CaptureSession:
         if not self._failed:
             self._failed = True
             text = str(error) or type(error).__name__
-            if not isinstance(error, (CaptureError, OSError)):
+            if not isinstance(error, (OpguardError, OSError)):
                 text = f"a defect in opguard: {type(error).__name__}: {text}"
                 if os.environ.get("OPGUARD_DEBUG"):
                     sys.excepthook(type(error), error, error.__traceback__)
@@ -232,16 +263,23 @@ class CaptureSession:
         was_armed = self._switch.armed
         self._disarm()
         if not was_armed:
-            self._writer.abandon()
+            if self._writer is not None:
+                self._writer.abandon()
             return
+        if self._writer is None:
+            if run_is_of_others(self._output):
+                return
+            self._open_run()
         self._recorder.collectives.finish_all()
         if not ending.interrupted:
             for entries in self._state.all():
                 self._write_state(entries)
         self._recorder.flush()
-        self._writer.close(self._closing(ending))
-        if self._writer.failed is not None:
-            self.fail(self._writer.failed)
+        writer = self._writer
+        assert writer is not None  # noqa: S101  (opened above)
+        writer.close(self._closing(ending, writer))
+        if writer.failed is not None:
+            self.fail(writer.failed)
 
     def _disarm(self) -> None:
         """Take everything out of the program again, last in first out."""
@@ -257,7 +295,10 @@ class CaptureSession:
     def after_fork(self) -> None:
         """In a forked child: the writer's thread does not exist there, so nothing is captured."""
         self._disarm()
-        self._writer.disarm_after_fork()
+        if self._writer is not None:
+            self._writer.disarm_after_fork()
+        if self._marks is not None:
+            watch_this_process(self._marks.folder)
 
     def _write_state(self, entries: Iterator[tuple[str, Any]]) -> None:
         try:
@@ -265,7 +306,7 @@ class CaptureSession:
         except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
             self.fail(error)
 
-    def _closing(self, ending: Ending) -> dict[str, Any]:
+    def _closing(self, ending: Ending, writer: RunWriter) -> dict[str, Any]:
         return {
             "coverage": {
                 "unfingerprinted": dict(sorted(self._recorder.reader.unfingerprinted.items())),
@@ -273,9 +314,9 @@ class CaptureSession:
                 "opaque_calls": sum(self._opaque.values()),
                 "foreign_values": self._recorder.foreign_values,
                 "uncaptured_processes": self._processes.uncaptured,
-                "uncaptured_ranks": 0,
+                "uncaptured_ranks": 0 if self._marks is None else self._marks.count(),
                 "unarmed_threads": self._processes.unarmed_threads,
-                "lost_events": self._writer.lost_events,
+                "lost_events": writer.lost_events,
             },
             "steps": self._program.step,
             "exit_code": ending.exit_code,

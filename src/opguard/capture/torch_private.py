@@ -145,6 +145,15 @@ def flatten(tree: Any) -> list[Any]:
     return list(_pytree.tree_leaves(tree))
 
 
+def reduction_name(boxed: Any) -> str:
+    """``SUM``, ``AVG``, … of a boxed ``ReduceOp``; its type where torch does not tell."""
+    if not boxed._has_method("op"):
+        return "<ReduceOp>"
+    from torch._C._distributed_c10d import ReduceOp  # (distributed may be absent)
+
+    return str(ReduceOp.RedOpType(boxed._get_method("op")()).name)
+
+
 def rank_of_group(boxed: Any) -> int:
     """This process's rank in a boxed process group."""
     from torch._C._distributed_c10d import ProcessGroup

@@ -225,10 +225,11 @@ def _notes(
         for side, seq in certificate.unverified[:MOST_WRITES]:
             reader = getattr(findings[rank], side)
             place = reader.place(seq)
+            where = f" at {place.file}:{place.line}" if place.file else ""
             said.append(
-                f"only the {side} has {reader.boundary(seq).operator} at "
-                f"{place.file}:{place.line}; what it wrote was never verified"
+                f"only the {side} has {reader.boundary(seq).operator}{where}; "
+                "what it wrote was never verified"
             )
-        where = f"rank {rank}: " if len(certificates) > 1 else ""
-        notes.extend(where + note for note in said)
+        prefix = f"rank {rank}: " if len(certificates) > 1 else ""
+        notes.extend(prefix + note for note in said)
     return tuple(notes)

@@ -18,7 +18,7 @@ from opguard.report.result import (
     StateName,
     TensorDifference,
 )
-from opguard.report.text import clean, grid, plural, render, section
+from opguard.report.text import clean, clean_path, grid, plural, render, section
 
 VERDICT_STYLES: Final = {
     "identical": "bold green",
@@ -92,7 +92,7 @@ def _where(place: Place | None) -> str:
     if place is None or not place.file:
         return ""
     function = f" in {clean(place.function)}" if place.function else ""
-    return f"{clean(place.file)}:{place.line}{function}"
+    return f"{clean_path(place.file)}:{place.line}{function}"
 
 
 def _in_module(module: str) -> str:
@@ -155,7 +155,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 def _agreed_before(result: Result) -> Iterator[tuple[str, str]]:
     for pair in result.agreed_before:
-        place = f"{clean(pair.file)}:{pair.line}" if pair.file else ""
+        place = f"{clean_path(pair.file)}:{pair.line}" if pair.file else ""
         yield f"step {pair.step}", f"{clean(pair.op)} {_in_module(pair.module)}{place}".rstrip()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -93,3 +94,9 @@ def grid(rows: Iterable[Row]) -> RenderableType:
 def plural(count: int, noun: str) -> str:
     """``1 event``, ``2,000 events``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def clean_path(path: str) -> str:
+    """A file's path for people: below the working directory it is relative to it."""
+    here = os.getcwd().rstrip("/") + "/"
+    return clean(path.removeprefix(here))

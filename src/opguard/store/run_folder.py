@@ -71,6 +71,14 @@ def check_free(folder: Path, rank: int, world_size: int, run_id: str | None, for
         raise _cannot_write(folder, error) from error
 
 
+def run_is_of_others(folder: Path) -> bool:
+    """True if spawned ranks made the run in ``folder``: their parent is none of them."""
+    try:
+        return int(read_object(folder / RUN_FILE).get("world_size", 1)) > 1
+    except (FormatError, TypeError, ValueError):
+        return False
+
+
 def create_rank_folder(
     folder: Path,
     *,
