@@ -298,3 +298,21 @@ def opguard_error() -> type[Exception]:
     from opguard.errors import UsageError
 
     return UsageError
+
+
+def test_models_of_a_program_without_steps_are_let_go(tmp_path: Path) -> None:
+    import gc
+    import weakref
+
+    alive: list[weakref.ref[nn.Module]] = []
+
+    def program() -> None:
+        for _ in range(600):
+            model = nn.Linear(1, 1)
+            model(torch.ones(1, 1))
+            alive.append(weakref.ref(model))
+        gc.collect()
+        assert sum(model() is not None for model in alive) <= 300
+
+    captured = capture(tmp_path, program)
+    assert sum(event.module == "Linear.weight" for event in captured.state) == 600

@@ -39,6 +39,7 @@ class Switch:
     limit: int = NO_LIMIT
     """Number of events at which the program is to end."""
     stopped: bool = False
+    collectives_only: bool = False
 
     def disarm(self) -> None:
         """Nothing is captured any more."""
@@ -87,6 +88,10 @@ class CaptureMode(TorchDispatchMode):
         if operator.kind is not EVENT:
             if operator.kind is Kind.COMPOSITE:
                 return self._composite(func, args, kwargs)
+            return func(*args, **kwargs)
+        if switch.collectives_only and not operator.collective:
+            if recorder.collectives.pending:
+                self._guarded(recorder.touch, operator, args, kwargs)
             return func(*args, **kwargs)
         if operator.may_view:
             return self._maybe_view(operator, func, args, kwargs, sys._getframe(1))

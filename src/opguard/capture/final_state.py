@@ -14,8 +14,9 @@ from opguard.capture.random_state import process_states
 
 RELEASE_AFTER: Final = 2
 """Finished steps after its last use at which an object that only we hold is let go."""
-_OUR_REFERENCES: Final = 2
-"""That of :class:`Held` and the argument of ``sys.getrefcount`` itself."""
+MOST_HELD: Final = 256
+"""Modules held before those that only we hold are let go at once: a program that never steps an
+optimizer may make a new one for every call."""
 Entry = tuple[str, Any]
 """Name, and a tensor, a number or bytes."""
 
@@ -29,6 +30,15 @@ class Held:
         self.thing = thing
         self.last_step = step
 
+    def is_ours_alone(self) -> bool:
+        """Nobody else refers to it."""
+        return sys.getrefcount(self.thing) <= _ALONE
+
+
+_SAMPLE: Final = Held(object(), 0)
+_ALONE: Final = sys.getrefcount(_SAMPLE.thing)
+"""Counted here, since it depends on how the interpreter passes arguments."""
+
 
 class FinalState:
     """Holds every outermost module and every optimizer, since models often live in a function."""
@@ -36,14 +46,20 @@ class FinalState:
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
         self._watched: dict[str, torch.Tensor] = {}
+        self._look_at = MOST_HELD
 
     def saw(self, thing: Any, step: int) -> None:
         """An outermost module is called, or an optimizer makes a step."""
         held = self._held.get(id(thing))
-        if held is None:
-            self._held[id(thing)] = Held(thing, step)
-        else:
+        if held is not None:
             held.last_step = step
+        elif not isinstance(thing, torch.nn.Module) or _has_state(thing):
+            self._held[id(thing)] = Held(thing, step)
+
+    @property
+    def crowded(self) -> bool:
+        """So many are held that it is time to look which of them the program has dropped."""
+        return len(self._held) > self._look_at
 
     def watch(self, name: str, tensor: torch.Tensor) -> None:
         """Have ``tensor`` read at the end as well."""
@@ -51,11 +67,13 @@ class FinalState:
 
     def released(self, step: int) -> Iterator[Iterator[Entry]]:
         """Entries of what only we hold and the program no longer uses; it is then let go."""
+        crowded = self.crowded
         for key in list(self._held):
-            if step - self._held[key].last_step < RELEASE_AFTER:
+            if step - self._held[key].last_step < RELEASE_AFTER and not crowded:
                 continue
-            if sys.getrefcount(self._held[key].thing) <= _OUR_REFERENCES:
+            if self._held[key].is_ours_alone():
                 yield _entries_of(self._held.pop(key).thing, {})
+        self._look_at = max(MOST_HELD, 2 * len(self._held))
 
     def all(self) -> Iterator[Iterator[Entry]]:
         """Entries of everything that is still held, then of the random generators."""
@@ -71,6 +89,11 @@ class FinalState:
         yield process_states()
         self._held.clear()
         self._watched.clear()
+
+
+def _has_state(module: torch.nn.Module) -> bool:
+    """False for loss functions and the like, which programs make anew at every step."""
+    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
 def _entries_of(thing: Any, names: dict[int, str]) -> Iterator[Entry]:

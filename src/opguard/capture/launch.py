@@ -26,7 +26,7 @@ from opguard.capture.unarmed import Marks
 from opguard.errors import OpguardError, UsageError
 from opguard.settings import CaptureSettings, Target
 from opguard.store.launch import resolve_rank, resolve_run_id
-from opguard.store.run_folder import check_free
+from opguard.store.run_folder import check_free, make_folder
 
 if TYPE_CHECKING:
     from opguard.capture.session import CaptureSession, Ending
@@ -56,6 +56,7 @@ def run_program(settings: CaptureSettings, target: Target, say: Callable[[str], 
     output = Path(settings.output or "").absolute()  # the program may change directory
     settings = replace(settings, output=output)
     check_free(output, rank, world_size, resolve_run_id(os.environ, world_size), settings.force)
+    make_folder(output)
     marks = Marks()
     Inside(os.getpid(), output, settings.mode, marks.folder).announce()
     launched = _Launched(settings, [target.name, *target.args], say, marks)

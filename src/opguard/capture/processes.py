@@ -44,8 +44,10 @@ class Processes:
         def start_process(process: Any) -> None:
             if observer._marks is not None and getattr(process, "_target", None) is not None:
                 process._target = ObservedTarget(process._target, observer._marks.folder)
+            before = observer.uncaptured
             observer._start_process(process)
-            observer.uncaptured += 1
+            if observer.uncaptured == before:  # a forked one was counted by the fork itself
+                observer.uncaptured += 1
 
         _set_start(threading.Thread, start_thread)
         _set_start(multiprocessing.process.BaseProcess, start_process)

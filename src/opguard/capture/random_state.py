@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from opguard.capture import torch_private
 from opguard.fingerprint import spec
 
 
@@ -22,7 +23,8 @@ def generator_state(generator: torch.Generator | None, device: torch.device) -> 
         generator = generator or torch.cuda.default_generators[index]
         return struct.pack("<QQ", generator.initial_seed() & spec.MASK64, generator.get_offset())
     generator = generator or torch.default_generator
-    return bytes(generator.get_state().numpy().tobytes())
+    with torch_private.disabled_modes():  # a fake tensor mode would refuse to read it
+        return bytes(generator.get_state().numpy().tobytes())
 
 
 def process_states() -> Iterator[tuple[str, bytes]]:

@@ -16,7 +16,7 @@ from opguard.capture.values import NO_RECORD, Known, Producers, Storage, Values
 from opguard.capture.void import VoidMap
 from opguard.fingerprint import tensor as fingerprints
 from opguard.fingerprint.stage import Digest, resolved
-from opguard.model import DTYPES, REASON_SHIFT, Reason, RecordFlag
+from opguard.model import DTYPES, REASON_SHIFT, Mode, Reason, RecordFlag
 
 OUTPUT: Final = int(RecordFlag.OUTPUT)
 FRESH: Final = int(RecordFlag.FRESH)
@@ -35,11 +35,13 @@ _UINT64: Final = (1 << 64) - 1
 class Reader:
     """Makes record rows; knows every storage. Called under the capture's lock."""
 
-    def __init__(self, interner: Interner, rows: Rows, *, full: bool) -> None:
+    def __init__(self, interner: Interner, rows: Rows, mode: Mode) -> None:
         self.values = Values()
         self.rows = rows
         self.unfingerprinted: Counter[str] = Counter()
-        self._full = full
+        self._full = mode != "trusted"
+        self._tracks = mode != "collectives"
+        """Writers are known: without the other operators they are not."""
         self._interner = interner
         self._geometries = Geometries(interner)
         self._part_slots: dict[tuple[int, str], int] = {}
@@ -57,7 +59,7 @@ class Reader:
         key = storage._cdata
         entry = self.values.meet(key, tensor, storage, cpu=kind.cpu)
         geometry = self._geometries.of(tensor, kind.bits)
-        producers = entry.producers(geometry)
+        producers = entry.producers(geometry) if self._tracks else ()
         if entry.void is not None and entry.is_void(geometry):
             return self._row(slot, geometry, VOID, None, producers), entry, key
         if not self._full:
@@ -139,7 +141,7 @@ class Reader:
         if written:
             producers = entry.wrote(geometry, record, partial=partial)
             if producers:
-                producers = tuple(p for p in producers if p < event_start)
+                producers = tuple(p for p in producers if p < event_start and self._tracks)
             if void:
                 entry.void = VoidMap(entry.nbytes)
         else:
@@ -163,7 +165,7 @@ class Reader:
         if geometry.key in entry.final:
             return None
         entry.final += (geometry.key,)
-        producers = entry.producers(geometry)
+        producers = entry.producers(geometry) if self._tracks else ()
         if not producers and entry.first_reader != NO_RECORD:
             producers = (entry.first_reader,)
         if entry.void is not None and entry.is_void(geometry):

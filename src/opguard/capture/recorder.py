@@ -48,7 +48,7 @@ class Recorder:
         self.locator = Locator(program, self.sites)
         self._pool = StagePool()
         self._rows = Rows(self._pool, 0)
-        self.reader = Reader(interner, self._rows, full=mode == "full")
+        self.reader = Reader(interner, self._rows, mode)
         self._sorter = Sorter(interner, self.reader.sub_slot)
         self.collectives = Collectives()
         self._submit = submit
@@ -83,6 +83,8 @@ class Recorder:
         """Read the inputs. None: the call is on tensors without data and makes no event."""
         call = Call(operator)
         self._sorter.sort(call, args, kwargs)
+        if call.writes and traits(call.writes[0][1]).dataless:
+            return None
         here = self.program.places.here
         call.thread = here.ordinal
         call.step = self.program.step
@@ -255,6 +257,13 @@ class Recorder:
                 self._write(call, outputs, part_slot, part, returned=returned, void=void)
 
     # Collectives
+
+    def touch(self, operator: Operator, args: Any, kwargs: Any) -> None:
+        """A call that is not captured may still touch what a collective has in flight."""
+        call = Call(operator)
+        self._sorter.sort(call, args, kwargs)
+        with self.lock:
+            self._touch(call)
 
     def _touch(self, call: Call) -> None:
         keys = [

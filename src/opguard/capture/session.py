@@ -31,7 +31,7 @@ from opguard.model import FINGERPRINT_VERSION
 from opguard.settings import CaptureSettings
 from opguard.store.environment_key import environment_key
 from opguard.store.launch import resolve_rank, resolve_run_id
-from opguard.store.run_folder import check_free, run_is_of_others
+from opguard.store.run_folder import check_free, make_folder, run_is_of_others
 from opguard.store.run_writer import RunWriter
 
 MECHANISM: Final = "dispatch"
@@ -75,7 +75,7 @@ class CaptureSession:
         self._settings = settings
         self._command = tuple(command)
         self._say = say
-        self._switch = Switch()
+        self._switch = Switch(collectives_only=settings.mode == "collectives")
         self._interner = Interner()
         self._state = FinalState()
         self._program = Program(self._interner, self)
@@ -112,6 +112,7 @@ class CaptureSession:
         self._run_id = resolve_run_id(os.environ, self._world_size)
         self._output = Path(self._settings.output or "").absolute()
         check_free(self._output, self._rank, self._world_size, self._run_id, self._settings.force)
+        make_folder(self._output)
         self._opening = self._describe()
         if self._world_size > 1:
             self._open_run()
@@ -206,6 +207,8 @@ class CaptureSession:
     def saw_module(self, module: torch.nn.Module, step: int) -> None:
         """An outermost module is called."""
         self._state.saw(module, step)
+        if self._state.crowded:
+            self._release(step)
 
     def saw_optimizer(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """An optimizer makes a step."""
@@ -213,9 +216,12 @@ class CaptureSession:
 
     def step_finished(self, step: int) -> None:
         """The next step begins."""
+        self._release(step)
+        self._select(step)
+
+    def _release(self, step: int) -> None:
         for entries in self._state.released(step):
             self._write_state(entries)
-        self._select(step)
 
     def _select(self, step: int) -> None:
         settings = self._settings
