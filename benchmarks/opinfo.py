@@ -20,7 +20,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-KINDS: Final = ("function", "inplace", "out", "error")
+KINDS: Final = ("function", "no_grad", "inplace", "out", "error")
 FILLS: Final = (0x55, 0xAA)
 _M_PERTURB: Final = -6
 _TUNABLES: Final = "glibc.malloc.tcache_count=0"
@@ -85,20 +85,29 @@ def calls(op: Any, dtype: torch.dtype, kinds: tuple[str, ...] = KINDS) -> list[C
 def _calls(op: Any, dtype: torch.dtype, kinds: tuple[str, ...]) -> Iterator[Call]:
     if dtype not in op.supported_dtypes("cpu"):
         return
+    for kind in kinds:
+        if kind == "error":
+            if op.error_inputs_func is not None:
+                for number, error in enumerate(op.error_inputs("cpu")):
+                    yield _call(kind, number, op.op, error.sample_input)
+            continue
+        function, grad = _variant(op, dtype, kind)
+        if function is not None:
+            for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
+                if kind != "inplace" or isinstance(sample.input, torch.Tensor):
+                    yield _call(kind, number, function, sample)
+
+
+def _variant(op: Any, dtype: torch.dtype, kind: str) -> tuple[Callable[..., Any] | None, bool]:
+    """What runs, and whether with gradients."""
     grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-    if "function" in kinds:
-        for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
-            yield _call("function", number, op.op, sample)
-    if "inplace" in kinds and op.inplace_variant is not None:
-        for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
-            if isinstance(sample.input, torch.Tensor):
-                yield _call("inplace", number, _on_a_copy(op.inplace_variant), sample)
-    if "out" in kinds and op.supports_out:
-        for number, sample in enumerate(op.sample_inputs("cpu", dtype)):
-            yield _call("out", number, _into_fresh(op.op), sample)
-    if "error" in kinds and op.error_inputs_func is not None:
-        for number, error in enumerate(op.error_inputs("cpu")):
-            yield _call("error", number, op.op, error.sample_input)
+    if kind == "function":
+        return op.op, grad
+    if kind == "no_grad":
+        return (op.op if grad else None), False
+    if kind == "inplace":
+        return (None if op.inplace_variant is None else _on_a_copy(op.inplace_variant)), grad
+    return (_into_fresh(op.op) if op.supports_out else None), False
 
 
 def _call(kind: str, number: int, function: Callable[..., Any], sample: Any) -> Call:

@@ -57,12 +57,15 @@ class WatchWrites(TorchDispatchMode):
             before = [_elements(tensor) for _, tensor in held]
         result = func(*args, **kwargs)
         with _disable_current_modes():
+            written = {tensor.untyped_storage()._cdata for p, tensor in held if p.written}
             for (parameter, tensor), old in zip(held, before, strict=True):
                 new = _elements(tensor)
-                if old.shape != new.shape:
+                if old.shape != new.shape or not tensor.numel():
                     continue
                 stayed = (old == new).all(1)
-                if not parameter.written and not bool(stayed.all()):
+                if not parameter.written:
+                    if bool(stayed.all()) or tensor.untyped_storage()._cdata in written:
+                        continue
                     self.undeclared[f"{operator.schema_name} {parameter.name}"] += 1
                 elif parameter.declared and parameter.read:
                     self.unchanged.append((operator.schema_name, stayed))
@@ -94,6 +97,7 @@ def _elements(tensor: torch.Tensor) -> torch.Tensor:
 
 def unset_outputs(op: Any, dtype: torch.dtype, folder: Path, found: Table) -> None:
     """Outputs that depend on what fresh memory holds."""
+    operators.UNSET_OUTPUTS.clear()  # else what is in it would not be compared
     for fill in opinfo.FILLS:
         calls = opinfo.calls(op, dtype, ("function", "inplace", "out"))
         with opguard.capture(folder / f"{fill}", mode="full"):
@@ -103,9 +107,10 @@ def unset_outputs(op: Any, dtype: torch.dtype, folder: Path, found: Table) -> No
                 opinfo.fill_fresh_memory(0)
     first, second = (folder / f"{fill}" for fill in opinfo.FILLS)
     for root in opguard.compare(first, second).roots:
-        slots = ",".join(root.slots)
-        key = f"{root.op} [{slots}] {root.class_name}"
-        found[key][opinfo.full_name(op)] += root.count
+        name, _, _overload = root.op.rpartition(".")
+        found[f"{name} [{','.join(root.slots)}] {root.class_name}"][opinfo.full_name(op)] += (
+            root.count
+        )
 
 
 def undeclared_writes(op: Any, dtype: torch.dtype, found: Table) -> int:
@@ -166,16 +171,24 @@ def examine(ops: list[Any], dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
+IN_TABLE: Final = {
+    "unset outputs": {
+        f"{name.replace('::', '.')} [{index}] origin"
+        for name, outputs in operators.UNSET_OUTPUTS.items()
+        for index in outputs
+    },
+    "partial writers": {f"aten::{name}" for name in operators.PARTIAL_WRITERS},
+    "undeclared": set[str](),
+}
+
+
 def report(dtype: str, tables: dict[str, Any]) -> None:
     """Print what is in no table yet, and what the samples did prove."""
     print(f"\n{dtype}: {tables['samples']} samples, {tables['seconds']:.0f} s")
-    for title in ("unset outputs", "partial writers", "undeclared"):
+    for title, known in IN_TABLE.items():
         print(f"\n  {title}:")
         for key, ops in sorted(tables[title].items()):
-            known = title == "partial writers" and (
-                key.removeprefix("aten::") in operators.PARTIAL_WRITERS
-            )
-            print(f"    {key}{' (in the table)' if known else ''}: {ops}")
+            print(f"    {key}{' (in the table)' if key in known else ''}: {ops}")
     for name, text in tables["failed"].items():
         print(f"  failed: {name}: {text}")
 

@@ -316,3 +316,24 @@ def test_models_of_a_program_without_steps_are_let_go(tmp_path: Path) -> None:
 
     captured = capture(tmp_path, program)
     assert sum(event.module == "Linear.weight" for event in captured.state) == 600
+
+
+def test_a_thread_without_python_frames(tmp_path: Path) -> None:
+    """Autograd's device threads call operators straight from C++."""
+    import _thread
+    import threading
+
+    from opguard.capture.session import CaptureSession
+
+    def program() -> None:
+        session = CaptureSession.active()
+        assert session is not None
+        mode, done = session._main_mode, threading.Event()
+        operator = torch.ops.aten.full.default
+        _thread.start_new_thread(mode.__torch_dispatch__, (operator, (), ([3], 2.0)))
+        while len(session._interner._ids["boundary"]) == 0:
+            done.wait(0.01)
+
+    event = capture(tmp_path, program).one("full")
+    assert event.line is None
+    assert event.outputs["0"]["mix64"] == mix(torch.full((3,), 2.0))

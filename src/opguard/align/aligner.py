@@ -29,8 +29,8 @@ def align(sides: Sides) -> Alignment:
     chain, rescued = pair_leftovers(a, b, events, chain, pair_twins(a, b, anchored))
     notes = (
         (
-            f"{cut} stretches of more than {LARGEST_WINDOW} events without anchor were cut by "
-            "position; pairs near the cuts may be missing.",
+            f"stretches of more than {LARGEST_WINDOW} events without anchor, cut by position: "
+            f"{cut}; pairs near the cuts may be missing",
         )
         if cut
         else ()

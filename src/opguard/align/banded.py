@@ -23,7 +23,7 @@ from opguard.model import I32, I64, U8, Bools
 
 _NEVER: Final = np.int32(-(1 << 29))
 """Far below every score, and far above the smallest int32."""
-_CELLS: Final = 1 << 24
+_CELLS: Final = 1 << 26
 """Cells of a batch: one byte each for the way back."""
 _BLOCK: Final = 1 << 17
 """Cells that are scored together: the index columns of so many stay in the cache."""

@@ -94,8 +94,8 @@ class CaptureMode(TorchDispatchMode):
                 self._guarded(recorder.touch, operator, args, kwargs)
             return func(*args, **kwargs)
         if operator.may_view:
-            return self._maybe_view(operator, func, args, kwargs, sys._getframe(1))
-        call = self._before(operator, args, kwargs, sys._getframe(1))
+            return self._maybe_view(operator, func, args, kwargs, sys._getframe().f_back)
+        call = self._before(operator, args, kwargs, sys._getframe().f_back)
         if call is None:
             return func(*args, **kwargs)
         try:
@@ -107,7 +107,7 @@ class CaptureMode(TorchDispatchMode):
         return result
 
     def _maybe_view(
-        self, operator: Operator, func: Any, args: Any, kwargs: Any, frame: FrameType
+        self, operator: Operator, func: Any, args: Any, kwargs: Any, frame: FrameType | None
     ) -> Any:
         """It writes nothing, so that its inputs may be read once it is clear that it copied."""
         raised, result = True, None
@@ -119,7 +119,7 @@ class CaptureMode(TorchDispatchMode):
             self._guarded(self._after_maybe_view, operator, args, kwargs, frame, result, raised)
 
     def _after_maybe_view(
-        self, operator: Operator, args: Any, kwargs: Any, frame: FrameType, result: Any,
+        self, operator: Operator, args: Any, kwargs: Any, frame: FrameType | None, result: Any,
         raised: bool,
     ) -> None:  # fmt: skip
         recorder = self._recorder
@@ -132,7 +132,9 @@ class CaptureMode(TorchDispatchMode):
             else:
                 recorder.after(call, result)
 
-    def _before(self, operator: Operator, args: Any, kwargs: Any, frame: FrameType) -> Call | None:
+    def _before(
+        self, operator: Operator, args: Any, kwargs: Any, frame: FrameType | None
+    ) -> Call | None:
         try:
             return self._recorder.before(operator, args, kwargs, frame)
         except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opguard.capture.imports import when_imported
 from opguard.capture.inside import Inside, inside
 from opguard.capture.unarmed import Marks
-from opguard.errors import OpguardError, UsageError
+from opguard.errors import UsageError
 from opguard.settings import CaptureSettings, Target
 from opguard.store.launch import resolve_rank, resolve_run_id
 from opguard.store.run_folder import check_free, make_folder
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED: Final = 130
 _FAILED: Final = 1
+_DEFECT: Final = 70
 _THIS_FILE: Final = __file__
 
 
@@ -84,7 +85,7 @@ class _Launched:
         self._command = command
         self._say = say
         self._session: CaptureSession | None = None
-        self._refused: OpguardError | None = None
+        self._refused: Exception | None = None
 
     def start(self) -> None:
         from opguard.capture.session import CaptureSession
@@ -92,9 +93,10 @@ class _Launched:
         try:
             session = CaptureSession(self._settings, self._command, self._say, self._marks)
             session.start()
-        except OpguardError as error:
+        except Exception as error:  # noqa: BLE001  (raised again by stop(), see below)
+            # Here it would make the import of torch fail, and the program might try it again.
             self._refused = error
-            raise SystemExit(error.exit_code) from None
+            raise SystemExit(getattr(error, "exit_code", _DEFECT)) from None
         self._session = session
 
     def stop(self, code: int, exception: str | None, interrupted: bool) -> int:

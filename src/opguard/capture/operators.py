@@ -19,6 +19,10 @@ OVERWRITES: Final = frozenset({
 })  # fmt: skip
 """aten operators whose written arguments are wholly overwritten: these are no inputs."""
 
+COPIES: Final = frozenset({"copy_", "clone", "_to_copy"})
+"""aten operators that move elements as they are: void ones stay void. Circular padding copies
+corners that it has not filled yet, and fills them afterwards."""
+
 PARTIAL_WRITERS: Final = frozenset({
     "index_put_", "_index_put_impl_", "index_copy_", "index_fill_", "index_add_", "index_reduce_",
     "scatter_", "scatter_add_", "scatter_reduce_", "masked_fill_", "masked_scatter_", "put_",
@@ -142,6 +146,7 @@ class Operator:
     partial: bool
     """Its writes may leave elements unwritten."""
     overwrites: bool
+    copies: bool
     writes: bool
     collective: bool
     unset_outputs: tuple[int, ...]
@@ -180,6 +185,7 @@ def describe(func: Any, operator_id: int) -> Operator:
         void=namespace == "aten" and base.lstrip("_").startswith(("empty", "new_empty")),
         partial=namespace == "aten" and base in PARTIAL_WRITERS,
         overwrites=overwrites,
+        copies=namespace == "aten" and base in COPIES,
         writes=any(parameter.written for parameter in parameters),
         collective=namespace in ("c10d", "_c10d_functional"),
         unset_outputs=UNSET_OUTPUTS.get(schema.name, ()),
@@ -255,6 +261,7 @@ def _without_schema(name: str, operator_id: int) -> Operator:
         void=False,
         partial=False,
         overwrites=False,
+        copies=False,
         writes=False,
         collective=False,
         unset_outputs=(),

@@ -13,7 +13,7 @@ from opguard.capture.interning import Interner
 from opguard.capture.rows import RecordRow, Rows
 from opguard.capture.traits import Traits, traits
 from opguard.capture.values import NO_RECORD, Known, Producers, Storage, Values
-from opguard.capture.void import VoidMap
+from opguard.capture.void import Unset, VoidMap
 from opguard.fingerprint import tensor as fingerprints
 from opguard.fingerprint.stage import Digest, resolved
 from opguard.model import DTYPES, REASON_SHIFT, Mode, Reason, RecordFlag
@@ -120,7 +120,7 @@ class Reader:
 
     def output(
         self, slot: int, tensor: torch.Tensor, kind: Traits, record: int, event_start: int, *,
-        void: bool = False, partial: bool = False, written: bool = True,
+        void: Unset = False, partial: bool = False, written: bool = True,
     ) -> RecordRow:  # fmt: skip
         """Record of a plain tensor that was just written.
 
@@ -131,7 +131,7 @@ class Reader:
             record: Global index that this record will have.
             event_start: Index of the event's first record: what it writes twice, in a list that
                 holds a tensor twice, is not listed as its own producer.
-            void: The operator left the bytes unset.
+            void: What the operator left unset: nothing, everything, or some elements.
             partial: The operator may have left elements unwritten.
             written: False for an alias that was returned without a write.
         """
@@ -142,8 +142,10 @@ class Reader:
             producers = entry.wrote(geometry, record, partial=partial)
             if producers:
                 producers = tuple(p for p in producers if p < event_start and self._tracks)
-            if void:
+            if void is True:
                 entry.void = VoidMap(entry.nbytes)
+            elif void is not False:
+                entry.leave_void(geometry, void)
         else:
             producers = entry.producers(geometry)
         if entry.void is not None and entry.is_void(geometry):
@@ -152,6 +154,17 @@ class Reader:
         if isinstance(digest, Digest) and not entry.external:
             entry.known[geometry.key] = Known(digest, geometry)
         return self._row(slot, geometry, OUTPUT, digest, producers)
+
+    def unset_elements(self, tensor: torch.Tensor) -> Unset:
+        """Which elements of a tensor hold memory that nothing wrote; False: none."""
+        kind = traits(tensor)
+        entry = self.values.find(tensor) if kind.plain else None
+        if entry is None or entry.void is None:
+            return False
+        geometry = self._geometries.of(tensor, kind.bits)
+        return entry.void.elements(
+            geometry.start, geometry.itemsize, geometry.shape, geometry.byte_strides
+        )
 
     def final(self, slot: int, tensor: torch.Tensor) -> RecordRow | None:
         """Record of a final-state tensor, read afresh; None if the same view was read already.

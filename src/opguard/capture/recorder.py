@@ -28,6 +28,7 @@ from opguard.capture.reader import FRESH, OUTPUT, Reader
 from opguard.capture.rows import RecordRow, Rows, StagePool
 from opguard.capture.traits import traits
 from opguard.capture.values import NO_RECORD
+from opguard.capture.void import Unset
 from opguard.model import STATE_OPERATOR, EventFlag, Mode, Reason
 
 _RAISED: Final = int(EventFlag.RAISED)
@@ -232,10 +233,12 @@ class Recorder:
 
     def _write(
         self, call: Call, outputs: list[RecordRow], slot: int, tensor: torch.Tensor, *,
-        returned: bool = False, void: bool = False, ready: bool = True,
+        returned: bool = False, void: Unset = False, ready: bool = True,
     ) -> None:  # fmt: skip
         kind = traits(tensor)
         if kind.plain and ready:
+            if call.operator.copies:
+                void = self.reader.unset_elements(call.reads[-1][1])
             written = not returned or (
                 torch_private.storage_key(tensor.untyped_storage()) not in call.storages
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections import Counter
@@ -89,6 +90,7 @@ class CaptureSession:
         self._main_mode: CaptureMode | None = None
         self._writer: RunWriter | None = None
         self._failed = False
+        self._ended = False
         self.stopped = False
         """``--stop-after`` ended the program."""
 
@@ -117,6 +119,7 @@ class CaptureSession:
         if self._world_size > 1:
             self._open_run()
         CaptureSession._open = self
+        atexit.register(self._at_exit)
         _watch_forks()
         self._program.arm()
         self._recorder.collectives.arm(self._guard(self._recorder.waited))
@@ -264,12 +267,16 @@ class CaptureSession:
     # Teardown
 
     def stop(self, ending: Ending) -> None:
-        """Disarm, read the final state, close the run."""
+        """Disarm, read the final state, close the run. Calling it again does nothing."""
+        if self._ended:
+            return
+        self._ended = True
         self.stopped = self._switch.stopped
         was_armed = self._switch.armed
         self._disarm()
         if not was_armed:
             if self._writer is not None:
+                self._recorder.flush()  # the run keeps what it had
                 self._writer.abandon()
             return
         if self._writer is None:
@@ -287,9 +294,14 @@ class CaptureSession:
         if writer.failed is not None:
             self.fail(writer.failed)
 
+    def _at_exit(self) -> None:
+        """The interpreter ends with the capture open: later its modules are gone."""
+        self.stop(Ending(exit_code=None, interrupted=True))
+
     def _disarm(self) -> None:
         """Take everything out of the program again, last in first out."""
         self._switch.disarm()
+        atexit.unregister(self._at_exit)
         if self._main_mode is not None:
             uninstall(self._main_mode)
         self._processes.disarm()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from opguard.capture import torch_private
@@ -112,6 +113,14 @@ class Storage:
         if self.void is not None and not partial and self._clears(self.void, geometry):
             self.void = None
         return before
+
+    def leave_void(self, geometry: Geometry, unset: np.ndarray) -> None:
+        """Elements of the tensor that was just written hold what nothing wrote."""
+        if self.void is None:
+            self.void = VoidMap(self.nbytes, self.nbytes)
+        self.void.leave(
+            geometry.start, geometry.itemsize, geometry.shape, geometry.byte_strides, unset
+        )
 
     def _drop_known(self, start: int, end: int) -> None:
         for key in [

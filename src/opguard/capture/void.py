@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+
+Unset: TypeAlias = "bool | np.ndarray"
+"""Which elements of a tensor nothing wrote: all, none, or a mask in its shape."""
 
 
 class VoidMap:
@@ -44,6 +48,23 @@ class VoidMap:
         if not self._map[start:end].any():
             return False
         return bool(self._view(start, itemsize, shape, strides).any())
+
+    def elements(
+        self, start: int, itemsize: int, shape: Sequence[int], strides: Sequence[int]
+    ) -> Unset:
+        """Which elements of the tensor hold a void byte, in its shape; False: none."""
+        if not _numel(shape):
+            return False
+        void = np.asarray(self._view(start, itemsize, shape, strides).any(-1))
+        return void if void.any() else False
+
+    def leave(
+        self, start: int, itemsize: int, shape: Sequence[int], strides: Sequence[int],
+        unset: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Make elements of the tensor void; ``unset`` broadcasts to its shape."""
+        view = self._view(start, itemsize, shape, strides)
+        view |= unset[..., np.newaxis]
 
     def written(
         self, start: int, end: int, itemsize: int, shape: Sequence[int], strides: Sequence[int]

@@ -174,8 +174,8 @@ def _subclass_components(t: torch.Tensor) -> Components | Reason:
 def _sparse_components(t: torch.Tensor) -> Components | Reason:
     if t.is_meta:
         return Reason.UNSUPPORTED
-    t = t.detach()
     if t.layout is torch.sparse_coo:
+        t = t.detach()
         return ((".indices", t._indices()), (".values", t._values()))
     if t.layout in _COMPRESSED_BY_ROW:
         names = ("crow_indices", "col_indices", "values")
@@ -183,7 +183,9 @@ def _sparse_components(t: torch.Tensor) -> Components | Reason:
         names = ("ccol_indices", "row_indices", "values")
     else:
         return Reason.UNSUPPORTED
-    return tuple(("." + name, getattr(t, name)()) for name in names)
+    # Its parts are detached, since detaching the whole makes a new one, and torch warns of each.
+    with torch.no_grad():
+        return tuple(("." + name, getattr(t, name)().detach()) for name in names)
 
 
 def _nested_components(t: torch.Tensor) -> Components | Reason:

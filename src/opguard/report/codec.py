@@ -41,7 +41,8 @@ def decode(cls: type[T], text: str, schema: int) -> T:
     if not isinstance(document, dict):
         raise FormatError("result is not a JSON object")
     if document.get("schema") != schema:
-        raise FormatError(f"result has schema {document.get('schema')!r}, this release reads 1")
+        found = document.get("schema")
+        raise FormatError(f"result has schema {found!r}, this release reads {schema}")
     built: T = _build(cls, document, "result")
     return built
 

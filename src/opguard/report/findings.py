@@ -122,13 +122,17 @@ class Findings:
         )
 
     def _gaps(self, root: Root) -> tuple[GapEvent, ...]:
-        """Events of one side only behind the inputs that differ, nearest first."""
+        """Events of one side only behind the inputs that differ, nearest first.
+
+        Behind all inputs where none could be compared.
+        """
         left = self.baseline.sources(root.baseline_seq)
         right = self.candidate.sources(root.candidate_seq)
         differing = {slot for slot in {**left, **right} if _differ(left.get(slot), right.get(slot))}
+        slots = differing or {*left, *right}
         nearest = [
-            self._gaps_behind("baseline", left, differing),
-            self._gaps_behind("candidate", right, differing),
+            self._gaps_behind("baseline", left, slots),
+            self._gaps_behind("candidate", right, slots),
         ]
         half = MOST_GAPS // 2
         room = [MOST_GAPS - min(len(nearest[1]), half), MOST_GAPS - min(len(nearest[0]), half)]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
+from opguard.gate import Verdict
 from opguard.report.codec import decode, encode
 
 SCHEMA = 1
-Verdict: TypeAlias = Literal["identical", "diverged", "uncomparable", "inconclusive"]
 
 
 @dataclass(frozen=True)

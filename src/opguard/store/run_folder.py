@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -79,6 +80,25 @@ def run_is_of_others(folder: Path) -> bool:
         return False
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of a run where it is missing, and see whether it may be written.
+
+    Raises:
+        UsageError: it is no folder, or lies below something that is none.
+        CaptureError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"{folder} is not a folder") from None
+    except NotADirectoryError:
+        raise UsageError(f"{folder} lies below something that is not a folder") from None
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CaptureError(f"cannot write the run to {folder}: {os.strerror(errno.EACCES)}")
+
+
 def create_rank_folder(
     folder: Path,
     *,
@@ -101,14 +121,7 @@ def create_rank_folder(
         UsageError: the folder holds something else, or is no folder.
         CaptureError: the folder cannot be made or written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise UsageError(f"{folder} is not a folder") from None
-    except NotADirectoryError:
-        raise UsageError(f"{folder} lies below something that is not a folder") from None
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
+    make_folder(folder)
     try:
         with folder_lock(folder):
             created = _create_or_join(folder, rank, world_size, run_id, force)
