@@ -331,7 +331,7 @@ def test_a_thread_without_python_frames(tmp_path: Path) -> None:
         mode, done = session._main_mode, threading.Event()
         operator = torch.ops.aten.full.default
         _thread.start_new_thread(mode.__torch_dispatch__, (operator, (), ([3], 2.0)))
-        while len(session._interner._ids["boundary"]) == 0:
+        while session._recorder.events == 0:
             done.wait(0.01)
 
     event = capture(tmp_path, program).one("full")

@@ -279,10 +279,11 @@ class CaptureSession:
                 self._recorder.flush()  # the run keeps what it had
                 self._writer.abandon()
             return
-        if self._writer is None:
-            if run_is_of_others(self._output):
-                return
-            self._open_run()
+        with self._recorder.lock:  # a thread may be writing the first event just now
+            if self._writer is None:
+                if run_is_of_others(self._output):
+                    return
+                self._open_run()
         self._recorder.collectives.finish_all()
         if not ending.interrupted:
             for entries in self._state.all():
@@ -312,6 +313,7 @@ class CaptureSession:
 
     def after_fork(self) -> None:
         """In a forked child: the writer's thread does not exist there, so nothing is captured."""
+        self._ended = True
         self._disarm()
         if self._writer is not None:
             self._writer.disarm_after_fork()
