@@ -268,12 +268,14 @@ def test_arguments_are_canonical(tmp_path: Path) -> None:
         x.add(1)
         x.add(1.0)
         torch.zeros(1, dtype=torch.int64, device="cpu")
+        torch.randint(3, (1,))
 
     captured = capture(tmp_path, program)
     assert captured.one("sum").arguments == "dim=[-1], keepdim=False, dtype=None"
     integer, floating = (event.arguments for event in captured.all("add"))
     assert (integer, floating) == ("other=1, alpha=1", "other=1.0, alpha=1")
     assert "dtype=int64" in captured.one("zeros").arguments
+    assert "dtype=int64" in captured.one("randint").arguments  # the schema's default
 
 
 def test_cond_is_one_event_and_works(tmp_path: Path) -> None:

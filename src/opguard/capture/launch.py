@@ -174,6 +174,10 @@ def _print(error: BaseException) -> None:
 
 def _join_threads() -> None:
     """Wait for what the interpreter would wait for, so that it is captured."""
+    # Idle pools of concurrent.futures end when told to, which the interpreter does first; that
+    # they are told again when it ends does them nothing.
+    for tell in reversed(getattr(threading, "_threading_atexits", ())):
+        tell()
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

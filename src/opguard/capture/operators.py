@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from opguard.capture import torch_private
-from opguard.model import STATE_OPERATOR
+from opguard.model import DTYPES, STATE_OPERATOR
 
 OVERWRITES: Final = frozenset({
     "copy_", "fill_", "zero_", "uniform_", "normal_", "log_normal_", "bernoulli_", "random_",
@@ -95,10 +95,7 @@ NOT_EVENTS: Final = frozenset({
     "aten::detach_", "aten::is_pinned", "prim::device", "aten::set_", "aten::resize_",
     "aten::resize_as_", "aten::_resize_output_", "aten::record_stream",
     "inductor::resize_storage_bytes_",
-})  # fmt: skip
-RESIZERS: Final = frozenset({
-    "aten::resize_", "aten::resize_as_", "aten::_resize_output_",
-    "inductor::resize_storage_bytes_",
+    "_c10d_functional::_wrap_tensor_autograd",  # puts the wrapper around a tensor in flight
 })  # fmt: skip
 
 
@@ -220,8 +217,17 @@ def _parameter(
         read=not (replaced or how == RECEIVES or c10d in C10D_NO_INPUTS),
         written=declared or how is not None,
         declared=declared and how is None,
-        default=argument.default_value,
+        default=_default(argument),
     )
+
+
+def _default(argument: Any) -> Any:
+    """The default as it would be passed: the schema holds dtypes as numbers, in the order in
+    which ``DTYPES`` lists them after ``none``."""
+    value = argument.default_value
+    if isinstance(value, int) and "ScalarType" in str(argument.real_type):
+        return getattr(torch, DTYPES[value + 1])
+    return value
 
 
 def _kind(func: Any, namespace: str, base: str) -> Kind:

@@ -187,6 +187,11 @@ def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
 
     if hasattr(config, "wrap_inductor_compiled_regions"):
         patches.replace_config(config, "wrap_inductor_compiled_regions", True)
+        # Its own answer is the bookkeeping of ``__enter__``, which ``push_mode`` goes around.
+        patches.replace(
+            output_code, "is_in_torch_dispatch_mode",
+            lambda *_: torch._C._len_torch_dispatch_stack() > 0,
+        )  # fmt: skip
 
     def called(graph: Any, *_: Any) -> None:
         if not getattr(graph, "_wrap_compiled_regions", False):
