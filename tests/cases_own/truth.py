@@ -18,6 +18,9 @@ import subprocess
 import sys
 import tempfile
 
+FILLS = ("fill_", "zero_", "copy_", "uniform_", "normal_", "bernoulli_", "random_")
+"""Operators that do not read what they write over."""
+
 
 def record(path, variant, out):
     """Run one variant in this process and write one JSON line per operator call."""
@@ -33,15 +36,26 @@ def record(path, variant, out):
         head = f"{value.dtype}{tuple(value.shape)}".encode()
         return hashlib.sha256(head + data).hexdigest()[:16]
 
+    def is_view(result, args):
+        if not isinstance(result, torch.Tensor):
+            return False
+        storages = [v.untyped_storage()._cdata for v in tree_flatten(args)[0]
+                    if isinstance(v, torch.Tensor)]
+        return result.untyped_storage()._cdata in storages
+
     lines = []
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             kwargs = kwargs or {}
-            before = [digest(v) for v in tree_flatten((args, kwargs))[0]]
-            line = {"op": str(func), "in": before, "out": ["raised"]}
+            skip = 1 if func.overloadpacket._qualified_op_name.endswith(FILLS) else 0
+            read = tree_flatten((args[skip:], kwargs))[0]
+            line = {"op": str(func), "in": [digest(v) for v in read], "out": ["raised"]}
             lines.append(line)
             result = func(*args, **kwargs)
+            if "empty" in str(func):
+                line["out"] = ["unset"]
+                return result
             named = dict(zip((a.name for a in func._schema.arguments), args), **kwargs)
             written = [
                 named[a.name]
@@ -51,6 +65,9 @@ def record(path, variant, out):
             if func.namespace == "c10d" or "batch_norm" in str(func):
                 written.extend(args)
             flat = tree_flatten((result, written))[0]
+            if not written and is_view(result, args):
+                lines.remove(line)
+                return result
             kept = (torch.Tensor, int, float, bool)
             line["out"] = [digest(v) for v in flat if isinstance(v, kept)]
             return result
@@ -90,7 +107,7 @@ def source(case):
     return (case / "case.py").read_text()
 
 
-def pair(one, two, i, j):
+def pair(one, two):
     """Pairs of positions: by operator and inputs, then by operator between those."""
     keys = [[(c["op"], *c["in"]) for c in side] for side in (one, two)]
     anchors = difflib.SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks()
@@ -114,7 +131,7 @@ def show(side, calls, position):
 
 def main(case, rank):
     one, two = runs(case, rank)
-    pairs = pair(one, two, 0, 0)
+    pairs = pair(one, two)
     print(f"{case.name}: {len(one)} and {len(two)} calls, {len(pairs)} paired")
     at = [0, 0]
     for a, b in pairs:

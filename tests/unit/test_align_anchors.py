@@ -4,7 +4,7 @@ from bisect import bisect_left
 
 import numpy as np
 from align_builder import Rank, pairs_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opguard.align.anchors import Chain, content_anchors, key_anchors, longest_increasing
@@ -40,6 +40,7 @@ def longest_length(values: list[int]) -> int:
     return max(best, default=0)
 
 
+@settings(deadline=None)
 @given(st.permutations(range(12)))
 def test_longest_increasing_is_the_reference_and_longest(values: list[int]) -> None:
     chosen = longest_increasing(np.array(values, np.int64)).tolist()
@@ -47,6 +48,7 @@ def test_longest_increasing_is_the_reference_and_longest(values: list[int]) -> N
     assert len(chosen) == longest_length(values)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 40), st.lists(st.integers(0, 38), max_size=8))
 def test_longest_increasing_of_nearly_sorted(count: int, swaps: list[int]) -> None:
     values = list(range(count))

@@ -105,12 +105,13 @@ def solve(windows: list[tuple[list, list]]) -> list[list[tuple[int, int]]]:  # t
     return found
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(EVENTS, EVENTS), min_size=1, max_size=5))
 def test_equals_the_plain_reference(windows: list) -> None:  # type: ignore[type-arg]
     assert solve(windows) == [plain_alignment(a, b, 64) for a, b in windows]
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(EVENTS, EVENTS), min_size=1, max_size=4),
     st.integers(1, 3),
@@ -139,6 +140,7 @@ def test_batches_and_score_blocks_do_not_change_the_answer() -> None:
         assert solve(windows) == expected
 
 
+@settings(deadline=None)
 @given(EVENTS, EVENTS)
 def test_scores_follow_the_table(a: list, b: list) -> None:  # type: ignore[type-arg]
     i, j = np.meshgrid(np.arange(len(a)), np.arange(len(b)), indexing="ij")
@@ -158,6 +160,7 @@ def test_weights_are_those_of_the_design() -> None:
     assert all(keys.INPUTS_AGREE % count == 0 for count in range(1, TOKENS + 1))
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 9).flatmap(lambda n: st.tuples(*[st.lists(EVENT, min_size=n, max_size=n)] * 2))
 )

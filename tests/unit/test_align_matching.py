@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opguard.align.matching import Repeats, among, match_equal, union
@@ -26,6 +26,7 @@ def reference(a: list[int], b: list[int], repeats: Repeats) -> list[tuple[int, i
 
 
 @pytest.mark.parametrize("repeats", ["unique", "balanced", "any"])
+@settings(deadline=None)
 @given(a=VALUES, b=VALUES)
 def test_matches_the_kth_with_the_kth(a: list[int], b: list[int], repeats: Repeats) -> None:
     left, right, unique = match_equal(np.array(a, np.uint64), np.array(b, np.uint64), repeats)
@@ -33,6 +34,7 @@ def test_matches_the_kth_with_the_kth(a: list[int], b: list[int], repeats: Repea
     assert unique.tolist() == [a.count(a[i]) == b.count(a[i]) == 1 for i in left.tolist()]
 
 
+@settings(deadline=None)
 @given(a=VALUES, b=VALUES)
 def test_union_and_membership(a: list[int], b: list[int]) -> None:
     assert union(np.array(a, np.int64), np.array(b, np.int64)).tolist() == sorted({*a, *b})

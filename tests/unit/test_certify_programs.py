@@ -104,6 +104,7 @@ def assert_clean(certificate: Certificate) -> None:
     assert (certificate.status == Status.AGREES).all()
 
 
+@settings(deadline=None)
 @given(CALLS, st.sets(st.integers(0, 13)))
 def test_logging_is_no_divergence(calls: list[Call], log: set[int]) -> None:
     certificate = certificate_of(run(calls), run(calls, log=tuple(log)))
@@ -111,7 +112,7 @@ def test_logging_is_no_divergence(calls: list[Call], log: set[int]) -> None:
     assert len(certificate.status) == NAMES + len(calls)
 
 
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 @given(CALLS, st.lists(st.integers(0, 7), max_size=14), st.sets(st.integers(0, 13)))
 def test_another_order_is_no_divergence(
     calls: list[Call], choices: list[int], log: set[int]
@@ -119,7 +120,7 @@ def test_another_order_is_no_divergence(
     assert_clean(certificate_of(run(calls), run(shuffled(calls, choices), log=tuple(log))))
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(CALLS, st.data())
 def test_a_planted_fault_is_the_pivot(calls: list[Call], data: st.DataObject) -> None:
     fault = data.draw(st.integers(0, len(calls) - 1))
@@ -131,6 +132,7 @@ def test_a_planted_fault_is_the_pivot(calls: list[Call], data: st.DataObject) ->
     assert [root.class_name for root in certificate.roots] == ["origin"]
 
 
+@settings(deadline=None)
 @given(CALLS, st.data())
 def test_a_missing_call_never_passes(calls: list[Call], data: st.DataObject) -> None:
     missing = data.draw(st.integers(0, len(calls) - 1))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 from align_builder import Rank, Value
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opguard.columns import hash_columns, join_sides, spans
@@ -60,6 +60,7 @@ def weak(data: bytes) -> bool:
     return bool(join_sides(run, Rank().build()).baseline.weak[0])
 
 
+@settings(deadline=None)
 @given(st.integers(0, 255), st.integers(0, 40))
 def test_constant_bytes_are_weak(byte: int, length: int) -> None:
     assert weak(bytes([byte]) * length)
@@ -82,6 +83,7 @@ def test_sums_over_events() -> None:
     assert side.count_per_event(np.array([True, True, False])).tolist() == [2, 0, 0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=8))
 def test_spans(parts: list[tuple[int, int]]) -> None:
     starts = np.array([start for start, _ in parts], np.int64)

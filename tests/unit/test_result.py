@@ -119,6 +119,20 @@ def test_structural_pivots_name_the_events_of_one_side() -> None:
     assert isinstance(pivot.gaps[0], GapEvent)
 
 
+def test_structural_pivots_whose_inputs_cannot_be_compared() -> None:
+    ranks = Rank(), Rank()
+    for suspect, rank in enumerate(ranks):
+        x = rank.op("mm", {"self": "p"}, {"0": "x"})
+        if suspect:
+            x = rank.op("exp", {"self": x}, {"0": "x2"}, line=22)
+        seen = x.but(via=True, fresh=False, strides=f"[1]|{suspect}")
+        rank.op("relu", {"self": seen, "o": "o"}, {"0": f"y{suspect}"})
+    pivot = api.compare(run_of(ranks[0]), run_of(ranks[1])).pivot
+    assert pivot is not None
+    assert (pivot.class_name, pivot.inputs) == ("structural", ())
+    assert [(gap.side, gap.op) for gap in pivot.gaps] == [("candidate", "exp")]
+
+
 def test_json_round_trip_is_exact() -> None:
     result = diverged()
     text = result.to_json()

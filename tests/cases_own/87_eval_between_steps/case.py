@@ -1,4 +1,4 @@
-"""Harmless: the suspect evaluates after every step, dropout off and BatchNorm fixed."""
+"""Harmless: the suspect evaluates between the steps, dropout off and BatchNorm fixed."""
 
 import sys
 
@@ -20,7 +20,7 @@ def run(variant):
         loss.backward()
         opt.step()
         print(step, loss.item().hex())
-        if variant == "suspect":
+        if variant == "suspect" and step < 2:
             net.eval()
             with torch.no_grad():
                 net(held_out).argmax(-1).tolist()
