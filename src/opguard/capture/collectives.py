@@ -28,7 +28,7 @@ class PendingCollective:
 
     def ready(self) -> bool:
         """The data are there. Never waits."""
-        return self.work is not None and bool(self.work.is_completed())
+        return self.work is not None and torch_private.work_is_done(self.work)
 
 
 class Collectives:
@@ -36,6 +36,8 @@ class Collectives:
 
     def __init__(self) -> None:
         self.pending: list[PendingCollective] = []
+        self._waited_for: list[Any] = []
+        """Works whose ``wait`` is running: what it calls belongs to the collective."""
         self._restore: Callable[[], None] | None = None
 
     def add(self, pending: PendingCollective) -> None:
@@ -46,10 +48,18 @@ class Collectives:
         """An operator reads or writes these storages: what is pending on them is written now."""
         touched = set(storages)
         for pending in [p for p in self.pending if not touched.isdisjoint(p.storages)]:
-            self._finish(pending, ready=pending.ready())
+            if not any(pending.work is work for work in self._waited_for):
+                self._finish(pending, ready=pending.ready())
 
-    def waited(self, work: Any) -> None:
-        """The program's ``work.wait()`` returned."""
+    def waiting(self, work: Any) -> None:
+        """The program calls ``work.wait()``."""
+        self._waited_for.append(work)
+
+    def waited(self, work: Any, *, arrived: bool) -> None:
+        """It returned, or raised: then the data did not arrive."""
+        self._waited_for = [other for other in self._waited_for if other is not work]
+        if not arrived:
+            return
         for pending in [p for p in self.pending if p.work is work]:
             self._finish(pending, ready=True)
 
@@ -68,8 +78,9 @@ class Collectives:
         self.pending.remove(pending)
         pending.finish(ready)
 
-    def arm(self, observe: Callable[[Any], None]) -> None:
-        """Wrap ``Work.wait``; ``observe(work)`` is called after it returned."""
+    def arm(self, observe: Callable[[Any, str], None]) -> None:
+        """Wrap ``Work.wait``; ``observe`` is called with the work and ``begins``, ``returned`` or
+        ``raised``."""
         self._restore = torch_private.wrap_work_wait(observe)
 
     def disarm(self) -> None:

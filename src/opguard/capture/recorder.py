@@ -303,10 +303,13 @@ class Recorder:
 
         self.collectives.add(PendingCollective(work, keys, finish, tensors))
 
-    def waited(self, work: Any) -> None:
-        """``work.wait()`` returned in the program."""
+    def waits(self, work: Any, how: str) -> None:
+        """``work.wait()`` ``begins``, ``returned`` or ``raised`` in the program."""
         with self.lock:
-            self.collectives.waited(work)
+            if how == "begins":
+                self.collectives.waiting(work)
+            else:
+                self.collectives.waited(work, arrived=how == "returned")
 
     # Rows
 

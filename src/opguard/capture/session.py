@@ -122,7 +122,7 @@ class CaptureSession:
         atexit.register(self._at_exit)
         _watch_forks()
         self._program.arm()
-        self._recorder.collectives.arm(self._guard(self._recorder.waited))
+        self._recorder.collectives.arm(self._guard(self._recorder.waits))
         patch_exports(self._patches, self._guard(self._recorder.exported))
         patch_opaque_regions(self._patches, self._guard(self._entered_opaque))
         self._processes.arm()

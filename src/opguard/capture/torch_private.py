@@ -94,8 +94,22 @@ def work_of(boxed: Any) -> Any:
     return None if unbox is None else unbox(boxed)
 
 
-def wrap_work_wait(observe: Callable[[Any], None]) -> Callable[[], None]:
-    """Call ``observe(work)`` after each ``Work.wait``; returns what undoes it."""
+def work_is_done(work: Any) -> bool:
+    """True once the data are there. Never waits.
+
+    Gloo completes the future first, and DDP waits for that; the flag follows.
+    """
+    if work.is_completed():
+        return True
+    try:
+        return bool(work.get_future().done())
+    except (RuntimeError, AttributeError):  # not every backend gives a future
+        return False
+
+
+def wrap_work_wait(observe: Callable[[Any, str], None]) -> Callable[[], None]:
+    """Call ``observe(work, "begins")`` before each ``Work.wait`` and ``"returned"`` or
+    ``"raised"`` after it; returns what undoes it."""
     if not torch.distributed.is_available():
         return lambda: None
     from torch._C._distributed_c10d import Work
@@ -103,8 +117,13 @@ def wrap_work_wait(observe: Callable[[Any], None]) -> Callable[[], None]:
     original = Work.wait
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        observe(self)
+        observe(self, "begins")
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException:
+            observe(self, "raised")
+            raise
+        observe(self, "returned")
         return result
 
     def restore() -> None:

@@ -118,7 +118,7 @@ def unverified_writes(flow: SideFlow, agreeing: Bools) -> I64:
     groups = storage_groups(side)
     created = side.output[groups] & ~side.in_place[groups]
     touched = np.zeros(len(groups), np.bool_)
-    touched[groups[~own[side.record_event]]] = True
+    touched[groups[~flow.gap[side.record_event]]] = True
     last_read = np.full(len(groups), -1, np.int64)
     producers, events = reads(side)
     paired = flow.pair[events] >= 0
