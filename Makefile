@@ -3,11 +3,13 @@
 #   PYTHON      the interpreter to start from
 #   VENV        where the environment goes
 #   VENV_FLAGS  --system-site-packages to use a torch that is installed already
+#   WORKERS     processes that run the tests
 #   TORCH       what pip installs where the environment has no torch
 
 PYTHON ?= python3
 VENV ?= .venv
 VENV_FLAGS ?=
+WORKERS ?= 2
 TORCH ?= torch==2.13.0
 
 BIN := $(VENV)/bin
@@ -30,7 +32,7 @@ demo: $(VENV)/.opguard ## Run the example twice, once with a bug, and name the f
 	$(BIN)/opguard compare .demo/baseline .demo/candidate || test $$? -eq 1
 
 test: $(VENV)/.dev ## Run all tests (ARGS="-k name" passes arguments to pytest)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types, layers and sizes
 	$(BIN)/ruff check .

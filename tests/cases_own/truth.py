@@ -39,8 +39,9 @@ def record(path, variant, out):
     def is_view(result, args):
         if not isinstance(result, torch.Tensor):
             return False
-        storages = [v.untyped_storage()._cdata for v in tree_flatten(args)[0]
-                    if isinstance(v, torch.Tensor)]
+        storages = [
+            v.untyped_storage()._cdata for v in tree_flatten(args)[0] if isinstance(v, torch.Tensor)
+        ]
         return result.untyped_storage()._cdata in storages
 
     lines = []
@@ -56,7 +57,9 @@ def record(path, variant, out):
             if "empty" in str(func):
                 line["out"] = ["unset"]
                 return result
-            named = dict(zip((a.name for a in func._schema.arguments), args), **kwargs)
+            named = dict(
+                zip((a.name for a in func._schema.arguments), args, strict=False), **kwargs
+            )
             written = [
                 named[a.name]
                 for a in func._schema.arguments
@@ -91,10 +94,21 @@ def runs(case, rank):
             store = f"{tmp}/{variant}.store"
             procs = []
             for number in range(world):
-                env = dict(os.environ, RANK=str(number), LOCAL_RANK=str(number),
-                           WORLD_SIZE=str(world), ZOO_STORE=store)
-                command = [sys.executable, __file__, "--record", str(case / "case.py"), variant,
-                           f"{tmp}/{variant}.{number}"]
+                env = dict(
+                    os.environ,
+                    RANK=str(number),
+                    LOCAL_RANK=str(number),
+                    WORLD_SIZE=str(world),
+                    ZOO_STORE=store,
+                )
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--record",
+                    str(case / "case.py"),
+                    variant,
+                    f"{tmp}/{variant}.{number}",
+                ]
                 procs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
             printed = [proc.communicate(timeout=120)[0] for proc in procs]
             print(variant, "printed", printed[rank].split()[-1:])
@@ -113,8 +127,10 @@ def pair(one, two):
     anchors = difflib.SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks()
     pairs, last = [], (0, 0)
     for start_a, start_b, size in anchors:
-        names = [[c["op"] for c in side[begin:end]]
-                 for side, begin, end in ((one, last[0], start_a), (two, last[1], start_b))]
+        names = [
+            [c["op"] for c in side[begin:end]]
+            for side, begin, end in ((one, last[0], start_a), (two, last[1], start_b))
+        ]
         for a, b, n in difflib.SequenceMatcher(None, *names, autojunk=False).get_matching_blocks():
             pairs += [(last[0] + a + k, last[1] + b + k) for k in range(n)]
         pairs += [(start_a + k, start_b + k) for k in range(size)]
@@ -126,7 +142,6 @@ def show(side, calls, position):
     call = calls[position]
     occurrence = sum(c["op"] == call["op"] for c in calls[:position])
     print(f"  {side:9} {call['op']}#{occurrence} (call {position})")
-    return f"{call['op']}#{occurrence}"
 
 
 def main(case, rank):

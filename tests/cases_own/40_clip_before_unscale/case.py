@@ -24,5 +24,6 @@ def run(variant):
         scaler.update()
         print(step, loss.item().hex())
 
+
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -24,5 +24,6 @@ def run(variant):
         opt.step()
         print(step, shown.hex())
 
+
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -43,5 +43,6 @@ def run(variant):
             print("val", validate(net, held_out, variant).hex())
         print(step, loss.item().hex())
 
+
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -23,5 +23,6 @@ def run(variant):
     with torch.no_grad():
         print("val", net(torch.randn(9, 8)).sum().item().hex())
 
+
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -3,7 +3,6 @@
 import sys
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 
@@ -35,6 +34,7 @@ def run(variant):
         loss.backward()
         opt.step()
         print(step, loss.item().hex())
+
 
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -30,5 +30,6 @@ def run(variant):
         print(step, loss.item().hex())
     print("ema", sum(s.double().sum() for s in shadow).item().hex())
 
+
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -34,5 +34,6 @@ def run(variant):
             x = net(x)
         print(prompt, x.sum().item().hex())
 
+
 if __name__ == "__main__":
     run(sys.argv[1])

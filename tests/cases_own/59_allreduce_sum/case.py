@@ -1,8 +1,7 @@
 """Two ranks: the summed gradients are not divided by the world size."""
 
-import sys
-
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -35,6 +34,7 @@ def run(variant):
         opt.step()
         print(step, loss.item().hex())
     dist.destroy_process_group()
+
 
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -1,8 +1,7 @@
 """Two ranks: rank 1 keeps its own initial weights, the broadcast is forgotten."""
 
-import sys
-
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -36,6 +35,7 @@ def run(variant):
         opt.step()
         print(step, loss.item().hex())
     dist.destroy_process_group()
+
 
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -1,8 +1,7 @@
 """Two ranks: the gathered column shards are joined in the wrong order."""
 
-import sys
-
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -31,6 +30,7 @@ def run(variant):
         y = head(torch.cat(parts, 1))
         print(step, y.sum().item().hex())
     dist.destroy_process_group()
+
 
 if __name__ == "__main__":
     run(sys.argv[1])

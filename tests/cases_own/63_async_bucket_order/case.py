@@ -1,8 +1,7 @@
 """Harmless, two ranks: gradients are reduced asynchronously and in reverse order."""
 
-import sys
-
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -44,6 +43,7 @@ def run(variant):
         opt.step()
         print(step, loss.item().hex())
     dist.destroy_process_group()
+
 
 if __name__ == "__main__":
     run(sys.argv[1])

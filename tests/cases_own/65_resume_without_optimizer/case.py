@@ -1,8 +1,7 @@
 """After a restart the momentum of the checkpoint is not loaded."""
 
-import sys
-
 import io
+import sys
 
 import torch
 from torch import nn
@@ -36,6 +35,7 @@ def run(variant):
     if variant == "reference":
         opt.load_state_dict(saved["opt"])
     train(net, opt, 2)
+
 
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -28,5 +28,6 @@ def run(variant):
         opt.step()
         print(step, loss.item().hex())
 
+
 if __name__ == "__main__":
     run(sys.argv[1])

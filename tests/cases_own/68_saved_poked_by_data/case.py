@@ -21,5 +21,6 @@ def run(variant):
         opt.step()
         print(step, loss.item().hex(), shown.sum().item().hex())
 
+
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -1,9 +1,8 @@
 """Harmless: deepcopy, save and load of model and optimizer in the middle of training."""
 
-import sys
-
 import copy
 import io
+import sys
 
 import torch
 from torch import nn
@@ -32,6 +31,7 @@ def run(variant):
         loss.backward()
         opt.step()
         print(step, loss.item().hex())
+
 
 if __name__ == "__main__":
     run(sys.argv[1])

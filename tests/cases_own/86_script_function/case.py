@@ -1,7 +1,6 @@
 """Harmless: a function goes through torch.jit.script."""
 
 import sys
-
 import warnings
 
 import torch

@@ -26,5 +26,6 @@ def run(variant):
                 net(held_out).argmax(-1).tolist()
             net.train()
 
+
 if __name__ == "__main__":
     run(sys.argv[1])

@@ -22,5 +22,6 @@ def run(variant):
         opt.step()
         print(step, loss.item().hex())
 
+
 if __name__ == "__main__":
     run(sys.argv[1])
