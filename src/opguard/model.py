@@ -98,8 +98,9 @@ STRING_KINDS: Final[tuple[StringKind, ...]] = (
 * ``operator``: ``aten.addmm.default``; ``module``: ``GPT.blocks.0.ln1`` or empty.
 * ``frame``: JSON ``[file, line, function]``; ``stack``: JSON list of frame ids, innermost first.
 * ``arguments``: ``alpha=1, dim=[0, 1]``; after a tab follows what is shown but never compared.
-* ``shape``: ``[4,64]``; ``strides``: ``[64,1]``, for ``VIA`` records followed by ``|`` and the
-  geometry relative to the value through which it is known.
+* ``shape``: ``[4,64]``; ``strides``: ``[64,1]``, followed by ``@`` and the offset in its storage
+  in bytes where that is not 0; for ``VIA`` records by ``|`` and the geometry relative to the
+  value through which it is known.
 * ``slot``: ``self``, ``weight``, ``tensors[3]``, ``rng`` (inputs), ``0``, ``2[1]``,
   ``0.indices``, ``self!``, ``exp_avgs[3]!`` (outputs; ``!`` marks written arguments).
 * ``boundary``: JSON ``[operator id, module id, phase code, stack id]``; stack id -1: none.
@@ -197,7 +198,8 @@ class RankEvents:
     ``first_producer`` and ``small_offset``: R + 1). ``seq`` of an event is its position.
     A producer is the global index of the record that wrote the bytes: an output of an earlier
     event. The outputs of in-place writes (slot ending in ``!``) also list, as producers, the
-    records whose bytes they overwrote. Records of ``STATE`` events list the last writers of
+    records whose bytes they overwrote, or, if capture saw none, the record that first touched the
+    storage. Records of ``STATE`` events list the last writers of
     their storage, or, if capture saw none, the first input record that read it.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from pathlib import Path
 
@@ -101,11 +102,25 @@ def test_captured_writes_are_not_taken_for_foreign_ones(tmp_path: Path) -> None:
         x.detach().sub_(1)
         x.data.add_(1)
         x.view(3)[1:].add_(1)
+        x.unsqueeze_(0)
         x.sin()
 
     captured = capture(tmp_path, program)
     assert captured.one("sin").inputs["self"]["producers"]
     assert captured.coverage["foreign_values"] == 0
+
+
+def test_copies_by_deepcopy_do_not_make_buffers_foreign(tmp_path: Path) -> None:
+    layer = torch.nn.BatchNorm1d(3)
+
+    def program() -> None:
+        for _ in range(3):
+            layer(torch.ones(2, 3) * torch.tensor([1.0, 2.0, 3.0]))
+            copy.deepcopy(layer)
+            layer.running_mean.copy_(layer.running_var)
+
+    events = capture(tmp_path, program).all("native_batch_norm")
+    assert [bool(event.inputs["running_mean"]["producers"]) for event in events[1:]] == [True, True]
 
 
 @pytest.mark.parametrize("share", ["numpy", "from_numpy", "dlpack", "share_memory"])

@@ -181,6 +181,9 @@ def pair_scores(a: Features, b: Features, i: I64, j: I64) -> I32:
     lost += STEP_DIFFERS * (a.step[i] != b.step[j])
     arguments = a.arguments[i] != b.arguments[j]
     lost += ARGUMENTS_DIFFER * arguments
-    lost += NOTHING_AGREES * (arguments & (agreeing[other] == 0) & (most[other] > 0))
+    # A tanh of one row is no counterpart of the tanh of all rows: with other shapes, too, nothing
+    # agrees, whatever the arguments.
+    unlike = arguments | (a.shapes[i] != b.shapes[j])
+    lost += NOTHING_AGREES * (unlike & (agreeing[other] == 0) & (most[other] > 0))
     scores[other] += lost
     return scores.astype(np.int32)

@@ -52,26 +52,39 @@ def pair_leftovers(
     """Pair what is left of ``events``, which excludes the final state.
 
     A pair of the chain whose contents differ gives way if either event has an exact counterpart
-    elsewhere. Then equal key, inputs and outputs pair, then equal outputs alone.
+    elsewhere. Then equal key, inputs and outputs pair, then equal outputs alone; there a pair of
+    the chain gives way if its outputs differ as well.
     """
     every = VARIANTS[0]
     unlike = a.content(every, chain.baseline) != b.content(every, chain.candidate)
-    loose_a, loose_b = chain.baseline[unlike], chain.candidate[unlike]
-    free_a = free_events(events[0], chain.baseline, taken.baseline)
-    free_b = free_events(events[1], chain.candidate, taken.candidate)
-    exact = _exact(a, b, union(free_a, loose_a), union(free_b, loose_b), every)
-    broken = unlike & (
-        np.isin(chain.baseline, exact.baseline) | np.isin(chain.candidate, exact.candidate)
-    )
-    chain = replace(chain, baseline=chain.baseline[~broken], candidate=chain.candidate[~broken])
+    exact = _exact(a, b, *_loosened(events, chain, taken, unlike), every)
+    chain = _without(chain, unlike, exact)
     taken = taken + exact
+    nothing = np.zeros(len(chain.baseline), np.bool_)
     for parts in VARIANTS[1:]:
-        free_a = free_events(events[0], chain.baseline, taken.baseline)
-        free_b = free_events(events[1], chain.candidate, taken.candidate)
-        taken = taken + _exact(a, b, free_a, free_b, parts)
-    free_a = free_events(events[0], chain.baseline, taken.baseline)
-    free_b = free_events(events[1], chain.candidate, taken.candidate)
-    return chain, taken + _by_results(a, b, free_a, free_b)
+        taken = taken + _exact(a, b, *_loosened(events, chain, taken, nothing), parts)
+    unlike = a.content(every, chain.baseline) != b.content(every, chain.candidate)
+    unlike &= a.outputs[chain.baseline] != b.outputs[chain.candidate]
+    results = _by_results(a, b, *_loosened(events, chain, taken, unlike))
+    return _without(chain, unlike, results), taken + results
+
+
+def _loosened(
+    events: tuple[I64, I64], chain: Chain, taken: Rescued, loose: Bools
+) -> tuple[I64, I64]:
+    """Events of either side that are in no pair, or in a pair of the chain that may give way."""
+    return (
+        union(free_events(events[0], chain.baseline, taken.baseline), chain.baseline[loose]),
+        union(free_events(events[1], chain.candidate, taken.candidate), chain.candidate[loose]),
+    )
+
+
+def _without(chain: Chain, loose: Bools, found: Rescued) -> Chain:
+    """The chain without the loose pairs of which an event found another partner."""
+    broken = loose & (
+        np.isin(chain.baseline, found.baseline) | np.isin(chain.candidate, found.candidate)
+    )
+    return replace(chain, baseline=chain.baseline[~broken], candidate=chain.candidate[~broken])
 
 
 def _exact(a: Keys, b: Keys, free_a: I64, free_b: I64, parts: tuple[str, ...]) -> Rescued:

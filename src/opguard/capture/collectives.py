@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import torch
 
 from opguard.capture import torch_private
+from opguard.capture.call import TENSOR, Call, kind_of, leaves
+from opguard.capture.traits import traits
+
+WAIT_TENSOR: Final = "_c10d_functional::wait_tensor"
 
 
 @dataclass
@@ -40,16 +46,41 @@ class Collectives:
         """Works whose ``wait`` is running: what it calls belongs to the collective."""
         self._restore: Callable[[], None] | None = None
 
-    def add(self, pending: PendingCollective) -> None:
-        """A collective was called."""
-        self.pending.append(pending)
+    def called(self, call: Call, result: Any, finish: Callable[..., None]) -> None:
+        """A collective returned: its event is written by ``finish(call, result, ready=…)`` now if
+        nothing is to arrive, else where the data are there."""
+        if call.operator.schema_name == WAIT_TENSOR:
+            self._finish_all(call.storages, ready=True)
+            return
+        tensors = [tensor for _, tensor in (*call.reads, *call.writes)]
+        work = work_in(result)
+        if work is None:
+            returned = [v for _, v in leaves(result, "") if kind_of(v) == TENSOR]
+            if not returned and not call.writes:  # send, barrier: nothing arrives
+                finish(call, result)
+                return
+            tensors += returned
+        value = None if work is not None else result
 
-    def touched(self, storages: Iterable[int]) -> None:
-        """An operator reads or writes these storages: what is pending on them is written now."""
+        def finish_now(ready: bool) -> None:
+            finish(call, value, ready=ready)
+
+        keys = frozenset(_storage_keys(tensors))
+        self.pending.append(PendingCollective(work, keys, finish_now, tensors))
+
+    def touch(self, call: Call) -> None:
+        """A call reads or writes storages: what is pending on them is written now."""
+        keys = _storage_keys(tensor for _, tensor in (*call.reads, *call.writes))
+        if call.operator.schema_name == WAIT_TENSOR:
+            call.storages.extend(keys)
+        else:
+            self._finish_all(keys, ready=False)
+
+    def _finish_all(self, storages: Iterable[int], *, ready: bool) -> None:
         touched = set(storages)
         for pending in [p for p in self.pending if not touched.isdisjoint(p.storages)]:
             if not any(pending.work is work for work in self._waited_for):
-                self._finish(pending, ready=pending.ready())
+                self._finish(pending, ready=ready or pending.ready())
 
     def waiting(self, work: Any) -> None:
         """The program calls ``work.wait()``."""
@@ -61,12 +92,6 @@ class Collectives:
         if not arrived:
             return
         for pending in [p for p in self.pending if p.work is work]:
-            self._finish(pending, ready=True)
-
-    def wait_tensor(self, storages: Iterable[int]) -> None:
-        """A functional collective's ``wait_tensor`` returned."""
-        waited = set(storages)
-        for pending in [p for p in self.pending if not waited.isdisjoint(p.storages)]:
             self._finish(pending, ready=True)
 
     def finish_all(self) -> None:
@@ -94,3 +119,11 @@ def work_in(result: Any) -> Any:
     """The boxed Work that a c10d operator returned, as the object the program holds, or None."""
     last = result[-1] if isinstance(result, (tuple, list)) and result else result
     return torch_private.work_of(last)
+
+
+def _storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
+    return [
+        torch_private.storage_key(tensor.untyped_storage())
+        for tensor in tensors
+        if traits(tensor).plain
+    ]

@@ -88,7 +88,10 @@ class CaptureMode(TorchDispatchMode):
         if operator.kind is not EVENT:
             if operator.kind is Kind.COMPOSITE:
                 return self._composite(func, args, kwargs)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if operator.declares_writes:
+                self._guarded(recorder.passed, args)
+            return result
         if switch.collectives_only and not operator.collective:
             if recorder.collectives.pending:
                 self._guarded(recorder.touch, operator, args, kwargs)

@@ -74,7 +74,8 @@ class Geometries:
             found = self._known[key] = Geometry(tensor, bits)
             intern = self._interner.intern
             found.shape_id = intern("shape", json_list(list(found.shape)))
-            found.strides_id = intern("strides", json_list(list(found.strides)))
+            place = f"@{found.start}" if found.start else ""
+            found.strides_id = intern("strides", json_list(list(found.strides)) + place)
         return found
 
     def relative(self, view: Geometry, base: Geometry) -> int:

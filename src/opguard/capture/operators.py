@@ -145,6 +145,8 @@ class Operator:
     overwrites: bool
     copies: bool
     writes: bool
+    declares_writes: bool
+    """The schema marks written arguments: their version counters move."""
     collective: bool
     unset_outputs: tuple[int, ...]
     returned_writes: tuple[bool, ...]
@@ -184,6 +186,7 @@ def describe(func: Any, operator_id: int) -> Operator:
         overwrites=overwrites,
         copies=namespace == "aten" and base in COPIES,
         writes=any(parameter.written for parameter in parameters),
+        declares_writes=any(parameter.declared for parameter in parameters),
         collective=namespace in ("c10d", "_c10d_functional"),
         unset_outputs=UNSET_OUTPUTS.get(schema.name, ()),
         returned_writes=tuple(
@@ -269,6 +272,7 @@ def _without_schema(name: str, operator_id: int) -> Operator:
         overwrites=False,
         copies=False,
         writes=False,
+        declares_writes=False,
         collective=False,
         unset_outputs=(),
         returned_writes=(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from enum import Enum
 from typing import Final
 
 import torch
@@ -30,6 +31,17 @@ _NUMBERS: Final = {
     complex: DTYPES.index("python_complex"),
 }
 _UINT64: Final = (1 << 64) - 1
+
+
+class Output(Enum):
+    """What makes a tensor an output."""
+
+    RETURNED = "returned"
+    ALIAS = "alias"
+    """Returned, and its storage is an input's that was not written."""
+    DECLARED = "declared"
+    """Written as the schema says: its version counter moves."""
+    UNDECLARED = "undeclared"
 
 
 class Reader:
@@ -120,7 +132,7 @@ class Reader:
 
     def output(
         self, slot: int, tensor: torch.Tensor, kind: Traits, record: int, event_start: int, *,
-        void: Unset = False, partial: bool = False, written: bool = True,
+        how: Output = Output.RETURNED, void: Unset = False, partial: bool = False,
     ) -> RecordRow:  # fmt: skip
         """Record of a plain tensor that was just written.
 
@@ -131,15 +143,17 @@ class Reader:
             record: Global index that this record will have.
             event_start: Index of the event's first record: what it writes twice, in a list that
                 holds a tensor twice, is not listed as its own producer.
+            how: What makes it an output.
             void: What the operator left unset: nothing, everything, or some elements.
             partial: The operator may have left elements unwritten.
-            written: False for an alias that was returned without a write.
         """
         storage = tensor.untyped_storage()
         entry = self.values.create(storage._cdata, tensor, storage)
         geometry = self._geometries.of(tensor, kind.bits)
-        if written:
+        if how is not Output.ALIAS:
             producers = entry.wrote(geometry, record, partial=partial)
+            if how is Output.DECLARED:
+                entry.explain(tensor)
             if producers:
                 producers = tuple(p for p in producers if p < event_start and self._tracks)
             if void is True:
@@ -209,6 +223,12 @@ class Reader:
         shape = self._interner.intern("shape", str(list(tensor.shape)).replace(" ", ""))
         code = fingerprints.dtype_code(tensor.dtype)
         return slot, code, flags, shape, self._no_strides, None, ()
+
+    def explain(self, tensor: torch.Tensor) -> None:
+        """A call that writes no bytes moves the tensor's version counter (``unsqueeze_``)."""
+        entry = self.values.find(tensor) if traits(tensor).plain else None
+        if entry is not None:
+            entry.explain(tensor)
 
     def forget(self, tensor: torch.Tensor) -> None:
         """The tensor may have been changed by something that was not captured."""

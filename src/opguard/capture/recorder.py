@@ -18,13 +18,13 @@ import torch
 from opguard.capture import torch_private
 from opguard.capture.call import TENSOR, Call, Sorter, kind_of, leaves
 from opguard.capture.callsite import CallSites
-from opguard.capture.collectives import Collectives, PendingCollective, work_in
+from opguard.capture.collectives import Collectives
 from opguard.capture.interning import Interner
 from opguard.capture.modules import Program
 from opguard.capture.operators import Operator, describe, state_operator
 from opguard.capture.places import Locator
 from opguard.capture.random_state import generator_state
-from opguard.capture.reader import FRESH, OUTPUT, Reader
+from opguard.capture.reader import FRESH, OUTPUT, Output, Reader
 from opguard.capture.rows import RecordRow, Rows, StagePool
 from opguard.capture.traits import traits
 from opguard.capture.values import NO_RECORD
@@ -92,7 +92,7 @@ class Recorder:
         call.host_ns = time.time_ns()
         with self.lock:
             if self.collectives.pending:
-                self._touch(call)
+                self.collectives.touch(call)
             call.place = self.locator.locate(here, frame)
             for slot, tensor in call.reads:
                 kind = traits(tensor)
@@ -142,7 +142,7 @@ class Recorder:
         """Read the outputs and write the event, unless the call was a pure view."""
         with self.lock:
             if call.operator.collective:
-                self._after_collective(call, result)
+                self.collectives.called(call, result, self._finish)
             elif call.writes or not self._is_view(call, result):
                 self._finish(call, result)
 
@@ -239,14 +239,12 @@ class Recorder:
         if kind.plain and ready:
             if call.operator.copies:
                 void = self.reader.unset_elements(call.reads[-1][1])
-            written = not returned or (
-                torch_private.storage_key(tensor.untyped_storage()) not in call.storages
-            )
             start = self._records
             record = start + len(call.inputs) + len(outputs)
             outputs.append(self.reader.output(
                 slot, tensor, kind, record, start,
-                void=void, partial=call.operator.partial, written=written,
+                how=self._how(call, tensor, returned=returned),
+                void=void, partial=call.operator.partial,
             ))  # fmt: skip
         elif not ready:
             self.reader.forget(tensor)
@@ -259,6 +257,13 @@ class Recorder:
             for part_slot, part in parts:
                 self._write(call, outputs, part_slot, part, returned=returned, void=void)
 
+    @staticmethod
+    def _how(call: Call, tensor: torch.Tensor, *, returned: bool) -> Output:
+        if not returned:
+            return Output.DECLARED if call.operator.declares_writes else Output.UNDECLARED
+        aliases = torch_private.storage_key(tensor.untyped_storage()) in call.storages
+        return Output.ALIAS if aliases else Output.RETURNED
+
     # Collectives
 
     def touch(self, operator: Operator, args: Any, kwargs: Any) -> None:
@@ -266,42 +271,7 @@ class Recorder:
         call = Call(operator)
         self._sorter.sort(call, args, kwargs)
         with self.lock:
-            self._touch(call)
-
-    def _touch(self, call: Call) -> None:
-        keys = [
-            torch_private.storage_key(tensor.untyped_storage())
-            for _, tensor in (*call.reads, *call.writes)
-            if traits(tensor).plain
-        ]
-        if call.operator.schema_name == "_c10d_functional::wait_tensor":
-            call.storages.extend(keys)
-        else:
-            self.collectives.touched(keys)
-
-    def _after_collective(self, call: Call, result: Any) -> None:
-        if call.operator.schema_name == "_c10d_functional::wait_tensor":
-            self.collectives.wait_tensor(call.storages)
-            return
-        tensors = [tensor for _, tensor in (*call.reads, *call.writes)]
-        work = work_in(result)
-        if work is None:
-            returned = [v for _, v in leaves(result, "") if kind_of(v) == TENSOR]
-            if not returned and not call.writes:  # send, barrier: nothing arrives
-                self._finish(call, result)
-                return
-            tensors += returned
-        keys = frozenset(
-            torch_private.storage_key(tensor.untyped_storage())
-            for tensor in tensors
-            if traits(tensor).plain
-        )
-        returned_tensors = None if work is not None else result
-
-        def finish(ready: bool) -> None:
-            self._finish(call, returned_tensors, ready=ready)
-
-        self.collectives.add(PendingCollective(work, keys, finish, tensors))
+            self.collectives.touch(call)
 
     def waits(self, work: Any, how: str) -> None:
         """``work.wait()`` ``begins``, ``returned`` or ``raised`` in the program."""
@@ -372,6 +342,12 @@ class Recorder:
         """Hand over everything that is waiting."""
         with self.lock:
             self._submit(self.take_rows())
+
+    def passed(self, args: Any) -> None:
+        """A call that makes no event changed its first argument's metadata."""
+        with self.lock:
+            if args and kind_of(args[0]) == TENSOR:
+                self.reader.explain(args[0])
 
     def forget_values(self) -> None:
         """Something ran that was not captured: nothing is known any more."""

@@ -38,15 +38,14 @@ class Storage:
     """What capture knows of one storage."""
 
     __slots__ = ("external", "final", "first_reader", "known", "nbytes", "version", "void", "weak",
-                 "writers", "writes")  # fmt: skip
+                 "writers")  # fmt: skip
 
     def __init__(self, weak: int, nbytes: int, version: int) -> None:
         self.weak = weak
         self.nbytes = nbytes
         self.version = version
-        """Highest version counter met: views share one, ``.data`` starts another."""
-        self.writes = 0
-        """Captured writes since the counter was met."""
+        """Highest version counter that captured writes explain. Views share a counter, ``.data``
+        and ``set_`` start others, which may be lower."""
         self.writers: list[tuple[int, int, int]] = []
         """(start, end, record), newest first."""
         self.known: dict[Any, Known] = {}
@@ -93,7 +92,6 @@ class Storage:
         ``partial``: elements of the tensor may have kept their old bytes.
         """
         start, end = geometry.start, geometry.end
-        self.writes += 1
         if start == end:
             return ()
         before: Producers = ()
@@ -158,15 +156,9 @@ class Storage:
             self.void = VoidMap(nbytes, self.nbytes)
         self.nbytes = nbytes
 
-    def met_version(self, version: int) -> None:
-        """Moved by more than the captured writes: somebody else wrote."""
-        if version > self.version:
-            if version - self.version > self.writes:
-                self.forget()
-            self.version = version
-            self.writes = 0
-        elif version == self.version:
-            self.writes = 0
+    def explain(self, tensor: torch.Tensor) -> None:
+        """A captured call moves the tensor's counter by one, once it has returned to autograd."""
+        self.version = max(self.version, _version(tensor) + 1)
 
 
 class Values:
@@ -193,12 +185,10 @@ class Values:
         nbytes = storage.nbytes()
         if nbytes != entry.nbytes:
             entry.resized(nbytes)
-        try:
-            version = tensor._version
-        except RuntimeError:  # inference tensors have no counter
-            return entry
-        if version != entry.version or entry.writes:
-            entry.met_version(version)
+        version = _version(tensor)
+        if version > entry.version:  # somebody else wrote
+            entry.forget()
+            entry.version = version
         return entry
 
     def create(self, key: int, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage:
@@ -214,11 +204,7 @@ class Values:
     def _enter(self, key: int, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage:
         if len(self._storages) >= self._sweep_at:
             self._sweep()
-        try:
-            version = tensor._version
-        except RuntimeError:  # inference tensors have no counter
-            version = 0
-        entry = Storage(torch_private.weak_storage(storage), storage.nbytes(), version)
+        entry = Storage(torch_private.weak_storage(storage), storage.nbytes(), _version(tensor))
         self._storages[key] = entry
         return entry
 
@@ -245,6 +231,13 @@ class Values:
         for entry in self._storages.values():
             torch_private.drop_weak_storage(entry.weak)
         self._storages.clear()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    try:
+        return tensor._version
+    except RuntimeError:  # inference tensors have no counter
+        return 0
 
 
 def _uncovered(

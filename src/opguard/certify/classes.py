@@ -128,6 +128,7 @@ def classify(
     a, b = read_facts(flows.baseline, left), read_facts(flows.candidate, right)
     differs = rows.outcome == Outcome.DIFFERS
     same = partners.same_producers(sides, left, right)
+    another = ~same | ~_same_view(sides, left, right)
     found = _found_elsewhere(sides, rows, a, b)
     unproduced = ((a.count == 0) & (b.count == 0)) | (
         ((a.count == 0) | (b.count == 0)) & _settled(a, b) & ~found
@@ -135,8 +136,8 @@ def classify(
     rules = {
         "source": differs & rows.matched & unproduced,
         "structural": a.clean_gap | b.clean_gap,
-        "rewired": differs & ~same & _settled(a, b) & (a.count + b.count > 0),
-        "overwritten": differs & same & a.all_agree & b.all_agree,
+        "rewired": differs & another & _settled(a, b) & (a.count + b.count > 0),
+        "overwritten": differs & ~another & a.all_agree & b.all_agree,
         "propagated": a.differing | b.differing,
     }
     count = len(disagreeing)
@@ -159,6 +160,15 @@ def classify(
     by_number = facts.argument & facts.after_number & (classes > CODE["argument"])
     classes[by_number] = CODE["propagated"]
     return np.where(disagreeing, classes, 0).astype(np.uint8)
+
+
+def _same_view(sides: Sides, left: I64, right: I64) -> Bools:
+    """(n,) both records look at their storage through the same geometry."""
+    a, b = sides.baseline, sides.candidate
+    same: Bools = take(a.run.dtype, left) == take(b.run.dtype, right)
+    same &= take(a.shape, left) == take(b.shape, right)
+    same &= take(a.strides, left) == take(b.strides, right)
+    return same
 
 
 def _settled(a: ReadFacts, b: ReadFacts) -> Bools:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from opguard.certify.classes import CODE
@@ -66,6 +68,9 @@ def _root(
     )
 
 
+_PLACE = re.compile(r"[|@]")
+
+
 def _strides_differ(sides: Sides, rows: Joined) -> bool:
     """Some input was read in another memory layout."""
     inputs = rows.select(~rows.output & rows.matched)
@@ -73,7 +78,7 @@ def _strides_differ(sides: Sides, rows: Joined) -> bool:
 
 
 def _layouts(side: Side, records: I64) -> list[str]:
-    """Strides of ``records``, without the geometry that views carry behind them."""
+    """Strides of ``records``, without the place that views carry behind them."""
     texts = side.run.strings.values("strides")
     numbers = side.run.strides[records].tolist()
-    return ["" if n == NONE_ID else texts[n].partition("|")[0] for n in numbers]
+    return ["" if n == NONE_ID else _PLACE.split(texts[n])[0] for n in numbers]
