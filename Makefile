@@ -42,8 +42,8 @@ lint: $(VENV)/.dev ## Check style, types, layers and sizes
 	$(BIN)/python -m pytest --quiet tests/unit/test_house.py
 
 cases: $(VENV)/.opguard ## Score all cases with a known first divergence, in both modes
-	$(BIN)/python tests/cases/score.py --mode trusted
-	$(BIN)/python tests/cases/score.py --mode full
+	for folder in cases cases_own; do for mode in trusted full; do \
+	  $(BIN)/python tests/cases/score.py --cases tests/$$folder --mode $$mode || exit 1; done; done
 
 bench: $(VENV)/.dev ## Print what capture and comparison cost on this machine
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

@@ -12,6 +12,9 @@ import pytest
 
 CASES = Path(__file__).parents[1] / "cases"
 ORIGINAL = Path(__file__).parents[3] / "shared" / "cases"
+OWN = CASES.with_name("cases_own")
+OWN_HERE = (42, 44, 48, 54, 55, 60, 62, 68, 70, 80, 81, 82, 85, 88, 91)
+"""Those of our own cases that run with every change, some of each kind; ``make cases`` runs all."""
 OPGUARD = [sys.executable, "-m", "opguard"]
 
 
@@ -26,7 +29,10 @@ score = load_score()
 
 
 @pytest.mark.parametrize(
-    "case", sorted(p.parent for p in CASES.glob("*/case.json")), ids=lambda p: p.name
+    "case",
+    sorted(p.parent for p in CASES.glob("*/case.json"))
+    + sorted(p for number in OWN_HERE for p in OWN.glob(f"{number}_*")),
+    ids=lambda p: p.name,
 )
 def test_case(case, tmp_path):
     spec = json.loads((case / "case.json").read_text())
@@ -49,6 +55,7 @@ def test_case(case, tmp_path):
 
 def test_all_cases_are_there():
     assert len(list(CASES.glob("*/case.json"))) == 12
+    assert all(len(list(OWN.glob(f"{number}_*/case.json"))) == 1 for number in OWN_HERE)
 
 
 @pytest.mark.skipif(not ORIGINAL.is_dir(), reason="the original cases are not beside this tree")

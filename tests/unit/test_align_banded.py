@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, log2
 
 import numpy as np
@@ -38,6 +39,7 @@ def features_of(events: list[tuple[int, int, int, list[int]]], filler: int) -> F
         step=zero,
         arguments=arguments,
         shapes=zero.astype(np.uint64),
+        sizes=zero.astype(np.uint64),
         tokens=tokens,
         token_count=np.array([len(event[3]) for event in events], np.int32),
         same=hash_columns(module, arguments),
@@ -146,6 +148,24 @@ def test_scores_follow_the_table(a: list, b: list) -> None:  # type: ignore[type
     i, j = np.meshgrid(np.arange(len(a)), np.arange(len(b)), indexing="ij")
     scores = pair_scores(features_of(a, 0), features_of(b, 1), i.ravel(), j.ravel())
     assert scores.tolist() == [plain_score(one, two) for one in a for two in b]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "inputs", "expected"),
+    [(0, [10], 20 + 60 - 12), (1, [10], 20 + 60 - 12), (0, [11], 20 - 12), (1, [11], 20 - 12 - 30)],
+)
+def test_other_sizes_without_an_equal_input_are_no_counterpart(
+    sizes: int, inputs: list[int], expected: int
+) -> None:
+    one, two = (features_of([(0, 0, 0, tokens)], side) for side, tokens in ((0, [10]), (1, inputs)))
+    two = replace(
+        two,
+        shapes=np.array([1], np.uint64),
+        sizes=np.array([sizes], np.uint64),
+        same=hash_columns(np.array([7])),
+    )
+    first = np.zeros(1, np.int64)
+    assert pair_scores(one, two, first, first).tolist() == [expected]
 
 
 def test_weights_are_those_of_the_design() -> None:

@@ -61,6 +61,14 @@ class Keys:
         return side.per_event(each)
 
     @cached_property
+    def sizes(self) -> U64:
+        """(E,) hash of the outputs' slots and shapes: what ``shapes`` is without dtypes."""
+        side = self.side
+        each = hash_columns(side.slot, side.shape)
+        each[~side.output] = 0
+        return side.per_event(each)
+
+    @cached_property
     def inputs(self) -> U64:
         """(E,) hash of the inputs' slots, dtypes, shapes and bytes."""
         side = self.side
@@ -128,6 +136,7 @@ class Features:
     step: I32
     arguments: I32
     shapes: U64
+    sizes: U64
     tokens: U64
     """(n, TOKENS) hashes of the inputs; beyond ``token_count`` a value that equals no other."""
     token_count: I32
@@ -160,6 +169,7 @@ def features(keys: Keys, events: I64, filler: int) -> Features:
         step=side.run.step[events],
         arguments=side.arguments[events],
         shapes=keys.shapes[events],
+        sizes=keys.sizes[events],
         tokens=tokens,
         token_count=np.minimum(counts, TOKENS).astype(np.int32),
         same=hash_columns(*(column[events] for column in columns)),
@@ -181,9 +191,9 @@ def pair_scores(a: Features, b: Features, i: I64, j: I64) -> I32:
     lost += STEP_DIFFERS * (a.step[i] != b.step[j])
     arguments = a.arguments[i] != b.arguments[j]
     lost += ARGUMENTS_DIFFER * arguments
-    # A tanh of one row is no counterpart of the tanh of all rows: with other shapes, too, nothing
-    # agrees, whatever the arguments.
-    unlike = arguments | (a.shapes[i] != b.shapes[j])
+    # A tanh of one row is no counterpart of the tanh of all rows: with other sizes, too, nothing
+    # agrees, whatever the arguments. Another dtype alone is the same call under autocast.
+    unlike = arguments | (a.sizes[i] != b.sizes[j])
     lost += NOTHING_AGREES * (unlike & (agreeing[other] == 0) & (most[other] > 0))
     scores[other] += lost
     return scores.astype(np.int32)
