@@ -198,8 +198,8 @@ class RankEvents:
     ``first_producer`` and ``small_offset``: R + 1). ``seq`` of an event is its position.
     A producer is the global index of the record that wrote the bytes: an output of an earlier
     event. The outputs of in-place writes (slot ending in ``!``) also list, as producers, the
-    records whose bytes they overwrote, or, if capture saw none, the record that first touched the
-    storage. Records of ``STATE`` events list the last writers of
+    records whose bytes they overwrote; the first write into a storage that ``set_`` gave to a
+    tensor lists the record that created that tensor. Records of ``STATE`` events list the last writers of
     their storage, or, if capture saw none, the first input record that read it.
     """
 

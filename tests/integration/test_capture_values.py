@@ -123,6 +123,16 @@ def test_copies_by_deepcopy_do_not_make_buffers_foreign(tmp_path: Path) -> None:
     assert [bool(event.inputs["running_mean"]["producers"]) for event in events[1:]] == [True, True]
 
 
+def test_a_deepcopy_fills_memory_that_an_event_created(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    captured = capture(tmp_path, lambda: copy.deepcopy(x).sin())
+    fill = captured.one("copy_")
+    assert captured.events[fill.outputs["self!"]["producers"][0][0]].name == "empty"
+    record = captured.one("sin").inputs["self"]
+    assert record["producers"] == [[fill.seq, "self!"]]
+    assert record["mix64"] == mix(x)
+
+
 @pytest.mark.parametrize("share", ["numpy", "from_numpy", "dlpack", "share_memory"])
 def test_memory_others_may_write_is_read_each_time(tmp_path: Path, share: str) -> None:
     def program() -> None:

@@ -88,6 +88,8 @@ class CaptureMode(TorchDispatchMode):
         if operator.kind is not EVENT:
             if operator.kind is Kind.COMPOSITE:
                 return self._composite(func, args, kwargs)
+            if operator.schema_name == "aten::set_":
+                self._guarded(recorder.rebuilds, args)
             result = func(*args, **kwargs)
             if operator.declares_writes:
                 self._guarded(recorder.passed, args)

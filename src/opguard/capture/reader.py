@@ -152,6 +152,10 @@ class Reader:
         geometry = self._geometries.of(tensor, kind.bits)
         if how is not Output.ALIAS:
             producers = entry.wrote(geometry, record, partial=partial)
+            if how is Output.RETURNED:
+                entry.creator = record
+            elif not producers and entry.creator != NO_RECORD:
+                producers = (entry.creator,)
             if how is Output.DECLARED:
                 entry.explain(tensor)
             if producers:

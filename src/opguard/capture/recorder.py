@@ -343,6 +343,12 @@ class Recorder:
         with self.lock:
             self._submit(self.take_rows())
 
+    def rebuilds(self, args: Any) -> None:
+        """``set_`` is about to be called."""
+        with self.lock:
+            if len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
+                self.reader.values.rebuilt(args[0], args[1])
+
     def passed(self, args: Any) -> None:
         """A call that makes no event changed its first argument's metadata."""
         with self.lock:

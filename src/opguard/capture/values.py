@@ -37,7 +37,7 @@ class Known(NamedTuple):
 class Storage:
     """What capture knows of one storage."""
 
-    __slots__ = ("external", "final", "first_reader", "known", "nbytes", "version", "void", "weak",
+    __slots__ = ("creator", "external", "final", "first_reader", "known", "nbytes", "version", "void", "weak",
                  "writers")  # fmt: skip
 
     def __init__(self, weak: int, nbytes: int, version: int) -> None:
@@ -53,6 +53,8 @@ class Storage:
         self.external = False
         """Others may write it without a trace: never known again."""
         self.first_reader = NO_RECORD
+        self.creator = NO_RECORD
+        """Returned tensor that brought it into being; see also :meth:`Values.rebuilt`."""
         self.final: tuple[Any, ...] = ()
         """Views of it that the final state holds already."""
 
@@ -200,6 +202,17 @@ class Values:
         if nbytes != entry.nbytes:
             entry.resized(nbytes)
         return entry
+
+    def rebuilt(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+        """``tensor.set_(storage)`` is about to give a tensor a storage that no event created.
+
+        ``deepcopy`` makes its copies like that. The record that created the tensor then stands
+        for the storage's creation, so that filling it is no write into memory of unknown origin.
+        """
+        key = torch_private.storage_key(storage)
+        before = self.find(tensor)
+        if key not in self._storages and before is not None:
+            self._enter(key, tensor, storage).creator = before.creator
 
     def _enter(self, key: int, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage:
         if len(self._storages) >= self._sweep_at:
