@@ -142,6 +142,8 @@ def rank_reasons(
         yield "UNVERIFIED_WRITE"
     if state.unpaired and not policy.allow_unpaired_state:
         yield "UNPAIRED_STATE"
+    if state.unread and not policy.allow_unpaired_state:
+        yield "LOST"
     if policy.strict_structure and counts["gaps_baseline"] + counts["gaps_candidate"]:
         yield "STRUCTURE"
 

@@ -310,11 +310,16 @@ class Root:
 
 @dataclass(frozen=True)
 class StateEntry:
-    """One final-state entry that differs or has no partner; positions are event seqs or -1."""
+    """One final-state entry that differs, has no partner or was not compared.
+
+    Positions are event seqs or -1.
+    """
 
     name: str
     baseline_seq: int
     candidate_seq: int
+    why: str = ""
+    """For people: why it was not compared."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +330,9 @@ class StateComparison:
     differing: tuple[StateEntry, ...] = ()
     unpaired: tuple[StateEntry, ...] = ()
     not_compared: tuple[StateEntry, ...] = ()
-    """Random states of generators that started differently and were never seeded."""
+    """Random states that nothing ties together, and entries that could not be read."""
+    unread: int = 0
+    """Entries in ``not_compared`` in which a difference would have mattered."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Policy:
     strict_structure: bool = False
     """Any gap makes the verdict ``inconclusive``."""
     allow_unpaired_state: bool = False
-    """Final-state entries of one side only do not matter."""
+    """Final-state entries of one side only, or that could not be read, do not matter."""
     allow_environment: tuple[str, ...] = ()
     """Parts of the environment that may differ (``mechanism``, ``numerics``, ``torch``, …)."""
     floors: Floors = field(default_factory=Floors)
@@ -91,7 +91,10 @@ def parse_policy(document: Mapping[str, Any], where: str) -> Policy:
     for part in allowed:
         if part not in ENVIRONMENT_PARTS:
             known = ", ".join(ENVIRONMENT_PARTS)
-            raise UsageError(f"{where}: {part!r} is no part of the environment (known: {known})")
+            raise UsageError(
+                f"{where}: {part!r} is no part of the environment that makes runs uncomparable "
+                f"(those are {known}); other facts are only shown and need no rule"
+            )
     rules = document.get("ignore", [])
     if not isinstance(rules, list):
         raise UsageError(f"{where}: ignore is not an array of tables")

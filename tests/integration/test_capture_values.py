@@ -228,6 +228,18 @@ def test_a_freed_storage_is_never_read(tmp_path: Path) -> None:
     assert captured.one("sin").inputs["self"]["mix64"] == mix(torch.full((1000,), 3.0))
 
 
+def test_a_storage_freed_and_grown_again_holds_other_bytes(tmp_path: Path) -> None:
+    x = torch.ones(8)
+
+    def program() -> None:
+        x.sin()
+        x.untyped_storage().resize_(0)
+        x.untyped_storage().resize_(32)
+        x.cos()
+
+    assert capture(tmp_path, program).one("cos").inputs["self"]["void"]
+
+
 def test_a_value_that_nothing_produced_after_step_0_is_counted(tmp_path: Path) -> None:
     import opguard
 

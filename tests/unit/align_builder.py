@@ -112,10 +112,10 @@ class Rank:
         file: str = "/home/me/train.py",
         raised: bool = False,
         state: bool = False,
+        stack: tuple[tuple[str, int, str], ...] = (),
     ) -> Value:
         """Add an event; the first output, to be used as an input of later ones."""
-        stack = ((file, line, "run"),)
-        boundary = Boundary(operator, module, phase, stack)
+        boundary = Boundary(operator, module, phase, stack or ((file, line, "run"),))
         number = self._boundaries.setdefault(boundary, len(self._boundaries))
         flags = EventFlag.RAISED * raised | EventFlag.STATE * state
         arguments = self._id("arguments", args)

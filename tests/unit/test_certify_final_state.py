@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from align_builder import OPENING, Rank, Value, certificate_of
+import pytest
+from align_builder import CLOSING, OPENING, Rank, Value, certificate_of
 
 from opguard.model import Certificate, Reason
 
@@ -117,6 +118,31 @@ def test_entries_without_writers_pair_by_position() -> None:
     assert certificate.pivot.class_name == "source"
 
 
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "expected"),
+    [
+        ([".01", ".02"], [".02", ".01"], (3, 0, 0, 0)),  # two optimizers in the other order
+        ([".01", ".02"], [".02", ".03"], (3, 1, 0, 0)),
+        ([".01", ".02"], [".02", ".02"], (3, 1, 0, 0)),
+        ([".01"], [".02"], (2, 1, 0, 0)),
+        ([".01", ".02"], [".02"], (2, 0, 1, 0)),
+    ],
+)
+def test_numbers_pair_by_value_before_they_pair_by_position(
+    baseline: list[str], candidate: list[str], expected: tuple[int, int, int, int]
+) -> None:
+    a, b = Rank(), Rank()
+    for rank, numbers in ((a, baseline), (b, candidate)):
+        rank.op("mm", {"self": "x"}, {"0": "y"})
+        for position, number in enumerate(numbers):
+            if position == 1:
+                rank.state("between", "t")
+            rank.state("SGD.lr", Value(number, dtype="python_float", shape="[]"))
+        if len(numbers) == 1:
+            rank.state("between", "t")
+    assert summary(certificate_of(a, b)) == expected
+
+
 def test_other_shapes_pair_by_content_only() -> None:
     a, b = Rank(), Rank()
     for rank in (a, b):
@@ -134,17 +160,45 @@ def test_other_shapes_pair_by_content_only() -> None:
     assert names == [("zero", 2, -1), ("zero", -1, 2), ("extra", -1, 3)]
 
 
-def test_void_and_missing_entries_are_not_compared() -> None:
-    for quality in ({"void": True}, {"reason": Reason.FREED}):
-        a, b = Rank(), Rank()
-        for rank, content in ((a, "p"), (b, "q")):
-            rank.op("mm", {"self": "x"}, {"0": "y"})
-            rank.state("one", Value(content).but(**quality))
-        assert summary(certificate_of(a, b)) == (0, 0, 0, 0)
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "unread", "why"),
+    [
+        (Value("p", reason=Reason.UNSUPPORTED), Value("q", reason=Reason.UNSUPPORTED), 1, "read"),
+        (Value("p"), Value("q", reason=Reason.FREED), 1, "could not be read"),
+        (Value("p"), Value("p", void=True), 1, "could not be read"),
+        (Value("p", void=True), Value("q", void=True), 0, "memory that nothing wrote"),
+    ],
+)
+def test_void_and_missing_entries_are_not_compared(
+    baseline: Value, candidate: Value, unread: int, why: str
+) -> None:
+    a, b = Rank(), Rank()
+    for rank, value in ((a, baseline), (b, candidate)):
+        rank.op("mm", {"self": "x"}, {"0": "y"})
+        rank.state("one", value)
+    certificate = certificate_of(a, b)
+    assert summary(certificate) == (0, 0, 0, 1)
+    assert certificate.state.unread == unread
+    assert why in certificate.state.not_compared[0].why
 
 
-def with_generators(states: dict[str, str], entry_states: dict[str, str]) -> Rank:
-    rank = Rank(opening={**OPENING, "rng": entry_states})
+def test_one_unread_part_of_an_entry_is_enough() -> None:
+    # A sparse tensor whose indices agree and whose values nobody could read.
+    a, b = Rank(), Rank()
+    for rank, content in ((a, "p"), (b, "q")):
+        rank.op("mm", {"self": "x"}, {"0": "y"})
+        parts = {"0.indices": Value("i"), "0.values": Value(content, reason=Reason.UNSUPPORTED)}
+        rank.op("opguard.state", outputs=parts, module="one", phase="other", state=True)
+    state = certificate_of(a, b).state
+    assert (state.compared, state.unread) == (1, 1)
+
+
+def with_generators(
+    states: dict[str, str], entry_states: dict[str, str], seeded: tuple[str, ...] = ()
+) -> Rank:
+    rank = Rank(
+        opening={**OPENING, "rng": entry_states}, closing={**CLOSING, "seeded": list(seeded)}
+    )
     rank.op("mm", {"self": "x"}, {"0": "y"})
     for name, content in states.items():
         rank.state(name, content)
@@ -173,6 +227,24 @@ def test_generators_that_were_never_seeded_are_listed() -> None:
     assert summary(certificate) == (0, 0, 0, 1)
     assert certificate.state.not_compared[0].name == "rng.python"
     assert certificate.pivot is None
+
+
+@pytest.mark.parametrize("seeded", [(("rng.python",), ()), ((), ("rng.python",))])
+def test_generators_that_a_program_seeded_are_compared(
+    seeded: tuple[tuple[str, ...], tuple[str, ...]],
+) -> None:
+    a = with_generators({"rng.python": "s"}, {"rng.python": "00"}, seeded[0])
+    b = with_generators({"rng.python": "t"}, {"rng.python": "01"}, seeded[1])
+    certificate = certificate_of(a, b)
+    assert summary(certificate) == (1, 1, 0, 0)
+    assert certificate.pivot is not None
+    assert certificate.pivot.class_name == "random"
+
+
+def test_seeding_another_generator_says_nothing_of_this_one() -> None:
+    a = with_generators({"rng.python": "s"}, {"rng.python": "00"}, ("rng.numpy",))
+    b = with_generators({"rng.python": "t"}, {"rng.python": "01"})
+    assert summary(certificate_of(a, b)) == (0, 0, 0, 1)
 
 
 def test_generators_of_one_side_are_listed_and_do_not_matter() -> None:

@@ -102,3 +102,57 @@ def test_a_number_that_a_real_difference_reached_is_not_tolerated() -> None:
         rank.op("mul", inputs, {"0": f"y{suspect}"}, args=f"0.{suspect}")
     certificate = certificate_of(*ranks, Policy(ignore=(IgnoreRule("", module="Net.known"),)))
     assert classes(certificate) == ["tolerated", "origin", *["propagated"] * 3]
+
+
+def averaged(weight: str, count: int = 6, steps: int = 3) -> Rank:
+    """Averages of parameters that agree: the first step reads equal averages, later ones do not."""
+    rank = Rank()
+    averages = [rank.op("clone", {"self": f"p{i}"}, {"0": f"p{i}"}) for i in range(count)]
+    for step in range(steps):
+        rank.op("addmm", {"self": f"x{step}"}, {"0": f"y{step}"}, step=step)
+        inputs = {f"self[{i}]": average for i, average in enumerate(averages)}
+        inputs |= {f"tensors1[{i}]": Value(f"p{i} {step}") for i in range(count)}
+        outputs = {
+            f"self[{i}]!": Value(f"{weight} {i} {step}", producers=(average.index,))
+            for i, average in enumerate(averages)
+        }
+        first = rank.op("lerp_", inputs, outputs, args=weight, module="", phase="other", step=step)
+        averages = [Value(f"{weight} {i} {step}", index=first.index + i) for i in range(count)]
+    for i, average in enumerate(averages):
+        rank.state(f"ema.{i}", average.but(producers=(average.index,), index=-1))
+    return rank
+
+
+def test_an_ignored_operator_on_lists_stays_paired_when_its_argument_changed() -> None:
+    policy = Policy(ignore=(IgnoreRule("decay", op="lerp_"),))
+    certificate = certificate_of(averaged("0.1"), averaged("0.01"), policy)
+    assert (certificate.counts["gaps_baseline"], certificate.counts["gaps_candidate"]) == (0, 0)
+    assert certificate.unverified == ()
+    assert certificate.pivot is None
+    assert certificate.state.differing == ()
+    assert certificate.counts["ignored"] == 3 + 6
+    certificate = certificate_of(averaged("0.1"), averaged("0.01"))
+    assert certificate.pivot is not None
+    assert (certificate.pivot.class_name, certificate.pivot.count) == ("argument", 3)
+
+
+def decayed(weight: str) -> Rank:
+    """The second ``mul_`` reads nothing that agrees and has another argument: it is unpaired."""
+    rank = Rank()
+    w = rank.op("randn", {"rng": "seed"}, {"0": "w"})
+    rank.op("addmm", {"self": "x"}, {"0": "y"})
+    for step in range(2):
+        written = Value(f"{weight} {step}", producers=(w.index,))
+        w = rank.op("mul_", {"self": w}, {"self!": written}, args=weight, step=step)
+    return rank
+
+
+def test_unverified_writes_of_an_ignored_operator_do_not_count() -> None:
+    sides = decayed("0.9"), decayed("0.99")
+    rules = (IgnoreRule("decay", op="mul_"),)
+    assert certificate_of(*sides, Policy(ignore=rules)).unverified == ()
+    elsewhere = (IgnoreRule("decay", op="mul_", module="Net.b"),)
+    assert certificate_of(*sides, Policy(ignore=elsewhere)).unverified == (
+        ("baseline", 3),
+        ("candidate", 3),
+    )

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -175,3 +176,17 @@ def test_show_names_missing_ranks_and_copes_with_none(monkeypatch, capsys):
     monkeypatch.setattr(show, "load_run", lambda _: Run("runs/a", "id-1", 2, {}))
     _, blocks = shown(capsys)
     assert blocks["Run"] == ["folder runs/a", "id id-1", "ranks 0 of 2", "missing 0, 1"]
+
+
+def test_show_says_what_was_left_out(monkeypatch, capsys):
+    rank = rank_events(0, {"coverage": {"unarmed_threads": 2}, "exception": "ValueError",
+                           "interrupted": True})  # fmt: skip
+    rank = dataclasses.replace(rank, opening={"settings": {"steps": [1, 3]}, "mode": "collectives"})
+    monkeypatch.setattr(show, "load_run", lambda _: Run("runs/a", "id-1", 1, {0: rank}))
+    monkeypatch.setenv("COLUMNS", "120")
+    _, blocks = shown(capsys)
+    assert "fingerprinted only steps 1 to 2" in blocks["Run"]
+    assert "fingerprinted only communication" in blocks["Run"]
+    assert " ".join(blocks["Ranks"]).endswith("partial: it ended with ValueError")
+    threads = "threads not captured 2, which ran before the capture started"
+    assert threads in blocks["Coverage of rank 0"]

@@ -11,7 +11,7 @@ from opguard import api
 from opguard.gate import EXIT_CODES, REASONS, judge
 from opguard.model import Reason
 from opguard.policy import Floors, Policy
-from opguard.report.result import Result
+from opguard.report.result import Result, Unpaired, UnpairedOperator
 
 
 def plain(suspect: bool = False, **fields: Any) -> Rank:
@@ -206,7 +206,8 @@ def test_unverified_write() -> None:
     result = compare(*ranks)
     assert verdict(result) == ("inconclusive", 4, ("UNVERIFIED_WRITE",))
     assert result.counts.unverified == 1
-    assert "mul_ at /home/me/train.py:31" in result.notes[0]
+    assert any("mul_ at /home/me/train.py:31;" in note for note in result.notes)
+    assert result.unpaired == Unpaired((), (UnpairedOperator("mul_", "Net.a", 1),))
 
 
 def test_unpaired_state() -> None:
@@ -303,3 +304,23 @@ def test_operators_come_before_final_state_across_ranks() -> None:
     assert result.pivot is not None
     assert (result.pivot.op, result.pivot.rank) == ("gelu", 1)
     assert result.reasons == ("PIVOT", "STATE")
+
+
+def test_state_that_could_not_be_read_hides_nothing() -> None:
+    ranks = plain(), plain()
+    for rank, content in zip(ranks, "pq", strict=True):
+        rank.state("table", Value(content, reason=Reason.UNSUPPORTED))
+    result = compare(*ranks)
+    assert verdict(result) == ("inconclusive", 4, ("LOST",))
+    entry = result.final_state.not_compared_entries[0]
+    assert (entry.candidate, entry.why) == ("table", "could not be read")
+    assert compare(*ranks, Policy(allow_unpaired_state=True)).verdict == "identical"
+
+
+def test_state_that_nothing_wrote_does_not_matter() -> None:
+    ranks = plain(), plain()
+    for rank, content in zip(ranks, "pq", strict=True):
+        rank.state("hole", Value(content, void=True))
+    result = compare(*ranks)
+    assert verdict(result) == ("identical", 0, ("IDENTICAL",))
+    assert result.final_state.not_compared == 1

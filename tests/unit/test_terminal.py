@@ -21,6 +21,8 @@ from opguard.report.result import (
     SideTexts,
     StateName,
     TensorDifference,
+    Unpaired,
+    UnpairedOperator,
 )
 from opguard.report.terminal import render_result
 
@@ -142,11 +144,15 @@ def test_a_tensor_that_differs_in_every_region_is_said_so():
 
 
 def test_random_states_that_were_never_seeded_are_said_to_be_left_out():
-    state = FinalState(1, 0, 0, 1, not_compared_entries=(StateName(0, "rng.numpy", "rng.numpy"),))
+    entries = tuple(StateName(rank, "rng.numpy", "rng.numpy", "never seeded") for rank in (0, 1))
+    entries += (StateName(0, "net.w", "net.w", "could not be read"),)
+    state = FinalState(1, 0, 0, 5, not_compared_entries=entries)
     rows = section(dataclasses.replace(IDENTICAL, final_state=state), "Final state")
-    assert " ".join(rows[1]) == (
-        "not compared rng.numpy: never seeded, and different from the start"
-    )
+    assert [" ".join(row) for row in rows[1:]] == [
+        "not compared rng.numpy: never seeded",
+        "not compared net.w: could not be read",
+        "not compared and 2 more",
+    ]
 
 
 def test_dtype_and_shape_changes_name_both_sides():
@@ -252,6 +258,7 @@ def test_whatever_was_not_compared_is_said():
             lost_events=10,
             uncaptured_processes=11,
             uncaptured_ranks=12,
+            unarmed_threads=13,
         ),
     )
     report = render_result(result, width=120).split("Compared\n")[1].split("\n\n")[0]
@@ -271,6 +278,7 @@ def test_whatever_was_not_compared_is_said():
         "lost events 10",
         "processes not captured 11",
         "ranks not captured 12",
+        "threads not captured 13, which ran before the capture started",
         "opaque regions compiled.graph",
         "device kernels not observed",
     ]
@@ -278,8 +286,13 @@ def test_whatever_was_not_compared_is_said():
 
 def test_how_the_runs_ended_is_said():
     programs = Programs(
-        Program(partial_ranks=(0, 2), interrupted=True, problems=("chunk 3 was ignored",)),
-        Program(stopped=True, exception="ValueError"),
+        Program(
+            partial_ranks=(0, 1, 2),
+            unclosed_ranks=(0, 2),
+            interrupted=True,
+            problems=("chunk 3 was ignored",),
+        ),
+        Program(stopped=True, exception="ValueError", interrupted=True, partial_ranks=(0,)),
     )
     rows = [" ".join(row) for row in section(
         dataclasses.replace(DIVERGED, programs=programs), "Runs"
@@ -287,10 +300,10 @@ def test_how_the_runs_ended_is_said():
     assert rows == [
         "baseline partial: rank 0, 2 was not closed; only what had been stored was",
         "compared",
-        "baseline the program was interrupted",
+        "baseline partial: the program was interrupted",
         "baseline chunk 3 was ignored",
         "candidate ended by --stop-after; what follows was not captured",
-        "candidate the program raised ValueError",
+        "candidate partial: it ended with ValueError",
     ]
 
 
@@ -353,3 +366,29 @@ def test_colour_only_where_asked():
 
 def test_the_same_result_gives_the_same_text():
     assert render_result(DIVERGED) == render_result(Result.from_json(DIVERGED.to_json()))
+
+
+def test_another_environment_leads_where_an_operator_gave_another_result():
+    environment = Environment(
+        {"intra_op_threads": 2}, {"intra_op_threads": 1}, ("intra_op_threads",)
+    )
+    lead = (
+        "The two runs ran in different environments: intra_op_threads 2 against 1: "
+        "thread counts change bits."
+    )
+    for class_name, leads in (("origin", True), ("origin?", True), ("argument", False)):
+        pivot = dataclasses.replace(PIVOT, class_name=class_name)
+        result = dataclasses.replace(DIVERGED, pivot=pivot, environment=environment)
+        text = " ".join(" ".join(row) for row in section(result, "What it means"))
+        assert text == " ".join([lead] * leads + list(EXPLANATIONS[class_name]))
+
+
+def test_five_unpaired_operators_of_a_side_are_listed():
+    operators = tuple(UnpairedOperator(f"op{i}", "net" * (i == 0), 1 + i) for i in range(7))
+    result = dataclasses.replace(DIVERGED, unpaired=Unpaired((operators[0],), operators[1:]))
+    assert [" ".join(row) for row in section(result, "Ran on one side only")] == [
+        "baseline op0 in net",
+        *(f"candidate op{i} ({i + 1} times)" for i in range(1, 6)),
+        "candidate and others",
+    ]
+    assert "Ran on one side only" not in lines(DIVERGED)

@@ -158,9 +158,14 @@ def features(keys: Keys, events: I64, filler: int) -> Features:
     position = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     tokens = np.full((len(events), TOKENS), filler, np.uint64)
     each = hash_columns(side.slot[records], side.content[records])
-    first = position < TOKENS
-    tokens[owner[first], position[first]] = each[first]
-    np.add.at(tokens, (owner[~first], position[~first] % TOKENS), each[~first])
+    # Neighbours share a token: of two lists of tensors one may differ and the other agree.
+    size = np.ones(len(events), np.int64)
+    many = counts > TOKENS
+    size[many] = 1 << np.ceil(np.log2(counts[many] / TOKENS)).astype(np.int64)
+    bucket = position // size[owner]
+    first = position % size[owner] == 0
+    tokens[owner[first], bucket[first]] = each[first]
+    np.add.at(tokens, (owner[~first], bucket[~first]), each[~first])
     columns = (side.module, side.phase, side.run.step, keys.shapes, side.arguments)
     return Features(
         operator=side.operator[events],
@@ -171,7 +176,7 @@ def features(keys: Keys, events: I64, filler: int) -> Features:
         shapes=keys.shapes[events],
         sizes=keys.sizes[events],
         tokens=tokens,
-        token_count=np.minimum(counts, TOKENS).astype(np.int32),
+        token_count=(-(-counts // size)).astype(np.int32),
         same=hash_columns(*(column[events] for column in columns)),
     )
 

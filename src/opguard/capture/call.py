@@ -13,6 +13,7 @@ from opguard.capture.interning import Interner
 from opguard.capture.operators import Operator, Parameter
 from opguard.capture.places import Place
 from opguard.capture.rows import RecordRow
+from opguard.capture.traits import traits
 from opguard.capture.values import Storage
 
 TENSOR: Final = 1
@@ -34,13 +35,15 @@ def kind_of(value: Any) -> int:
 class Call:
     """What ``before`` found, kept until the operator has returned."""
 
-    __slots__ = ("arguments", "host_ns", "inputs", "operator", "place", "reads", "step", "storages",
-                 "thread", "unproduced", "writes")  # fmt: skip
+    __slots__ = ("arguments", "dataless", "host_ns", "inputs", "operator", "place", "reads", "step",
+                 "storages", "thread", "unproduced", "writes")  # fmt: skip
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
         self.reads: list[tuple[int, torch.Tensor]] = []
         """(input slot, tensor) in argument order."""
+        self.dataless = False
+        """It reads a tensor without data: an event only if it returns one that has them."""
         self.writes: list[tuple[int, torch.Tensor]] = []
         """(output slot ending in ``!``, tensor)."""
         self.inputs: list[RecordRow] = []
@@ -110,9 +113,10 @@ class Sorter:
     def _sort_unnamed(self, call: Call, args: Any, kwargs: Any) -> None:
         """A higher-order operator: its leaves, by position."""
         rest: list[Any] = []
+        unnamed = self._interner.intern("slot", "args")
         for index, value in enumerate(torch_private.flatten((args, kwargs))):
             if kind_of(value) == TENSOR:
-                call.reads.append((self._interner.intern("slot", f"args[{index}]"), value))
+                call.reads.append((self._sub_slot(unnamed, f"[{index}]"), value))
             else:
                 rest.append(index)
                 rest.append(value if isinstance(value, (bool, int, float, str)) else None)
@@ -155,3 +159,10 @@ def leaves(value: Any, suffix: str) -> Iterator[tuple[str, Any]]:
         return
     for position, item in enumerate(value):
         yield from leaves(item, f"{suffix}[{position}]")
+
+
+def has_data(result: Any) -> bool:
+    """It holds a tensor that is no meta or fake one."""
+    return any(
+        kind_of(value) == TENSOR and not traits(value).dataless for _, value in leaves(result, "")
+    )

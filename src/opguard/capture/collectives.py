@@ -25,8 +25,10 @@ class PendingCollective:
 
     work: Any
     """``torch.distributed.Work``; None for functional collectives, which give no handle."""
-    storages: frozenset[int]
-    """Keys of the storages that it reads or writes."""
+    reads: frozenset[int]
+    """Keys of the storages that it reads: others may read them meanwhile."""
+    writes: frozenset[int]
+    """Keys of those that it writes or returns."""
     finish: Callable[[bool], None]
     """Writes the event; called with False while the data may still be in flight."""
     keep: Any = field(repr=False, default=None)
@@ -50,35 +52,41 @@ class Collectives:
         """A collective returned: its event is written by ``finish(call, result, ready=…)`` now if
         nothing is to arrive, else where the data are there."""
         if call.operator.schema_name == WAIT_TENSOR:
-            self._finish_all(call.storages, ready=True)
+            self._finish_all(call.storages, (), ready=True)
             return
-        tensors = [tensor for _, tensor in (*call.reads, *call.writes)]
+        reads = [tensor for _, tensor in call.reads]
+        writes = [tensor for _, tensor in call.writes]
         work = work_in(result)
         if work is None:
             returned = [v for _, v in leaves(result, "") if kind_of(v) == TENSOR]
             if not returned and not call.writes:  # send, barrier: nothing arrives
                 finish(call, result)
                 return
-            tensors += returned
+            writes += returned
         value = None if work is not None else result
 
         def finish_now(ready: bool) -> None:
             finish(call, value, ready=ready)
 
-        keys = frozenset(_storage_keys(tensors))
-        self.pending.append(PendingCollective(work, keys, finish_now, tensors))
+        keys = frozenset(_storage_keys(reads)), frozenset(_storage_keys(writes))
+        self.pending.append(PendingCollective(work, *keys, finish_now, (reads, writes)))
 
     def touch(self, call: Call) -> None:
-        """A call reads or writes storages: what is pending on them is written now."""
-        keys = _storage_keys(tensor for _, tensor in (*call.reads, *call.writes))
+        """A call touches what is being written, or writes what is being read: the events of those
+        collectives are written now."""
+        reads = _storage_keys(tensor for _, tensor in call.reads)
         if call.operator.schema_name == WAIT_TENSOR:
-            call.storages.extend(keys)
+            call.storages.extend(reads)
         else:
-            self._finish_all(keys, ready=False)
+            writes = _storage_keys(tensor for _, tensor in call.writes)
+            self._finish_all(reads, writes, ready=False)
 
-    def _finish_all(self, storages: Iterable[int], *, ready: bool) -> None:
-        touched = set(storages)
-        for pending in [p for p in self.pending if not touched.isdisjoint(p.storages)]:
+    def _finish_all(self, reads: Iterable[int], writes: Iterable[int], *, ready: bool) -> None:
+        written = set(writes)
+        touched = written.union(reads)
+        for pending in list(self.pending):
+            if touched.isdisjoint(pending.writes) and written.isdisjoint(pending.reads):
+                continue
             if not any(pending.work is work for work in self._waited_for):
                 self._finish(pending, ready=ready or pending.ready())
 

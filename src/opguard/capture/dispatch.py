@@ -16,6 +16,7 @@ from typing import Any, Final
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opguard.capture import torch_private
+from opguard.capture.blame import raised_by_us
 from opguard.capture.call import Call
 from opguard.capture.operators import Kind, Operator
 from opguard.capture.recorder import Recorder
@@ -58,8 +59,8 @@ class CaptureMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # The wrapper that this would add imports the compiler at the first operator. Our files
-        # are excluded from tracing instead, when the program imports the compiler.
+        # The wrapper that this would add imports the compiler at the first operator. It does what
+        # __torch_dispatch__ does itself.
         return False
 
     def __init__(
@@ -73,8 +74,19 @@ class CaptureMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:  # fmt: skip
-        """One operator call."""
-        kwargs = kwargs or {}
+        """One operator call; the compiler is kept from tracing what is ours."""
+        frame = sys._getframe().f_back
+        tracer = torch_private.set_tracer(None)
+        if tracer is None:
+            return self._dispatch(func, types, args, kwargs or {}, frame)
+        try:
+            return self._dispatch(func, types, args, kwargs or {}, frame)
+        finally:
+            torch_private.set_tracer(tracer)
+
+    def _dispatch(
+        self, func: Any, types: Any, args: Any, kwargs: Any, frame: FrameType | None
+    ) -> Any:
         if types and any(map(torch_private.desugars, types)):
             return NotImplemented
         switch = self._switch
@@ -86,21 +98,14 @@ class CaptureMode(TorchDispatchMode):
             raise StopProgram(0)
         operator = recorder.operator(func)
         if operator.kind is not EVENT:
-            if operator.kind is Kind.COMPOSITE:
-                return self._composite(func, args, kwargs)
-            if operator.schema_name == "aten::set_":
-                self._guarded(recorder.rebuilds, args)
-            result = func(*args, **kwargs)
-            if operator.declares_writes:
-                self._guarded(recorder.passed, args)
-            return result
+            return self._not_an_event(operator, func, args, kwargs)
         if switch.collectives_only and not operator.collective:
             if recorder.collectives.pending:
                 self._guarded(recorder.touch, operator, args, kwargs)
             return func(*args, **kwargs)
         if operator.may_view:
-            return self._maybe_view(operator, func, args, kwargs, sys._getframe().f_back)
-        call = self._before(operator, args, kwargs, sys._getframe().f_back)
+            return self._maybe_view(operator, func, args, kwargs, frame)
+        call = self._before(operator, args, kwargs, frame)
         if call is None:
             return func(*args, **kwargs)
         try:
@@ -109,6 +114,16 @@ class CaptureMode(TorchDispatchMode):
             self._guarded(recorder.raised, call)
             raise
         self._guarded(recorder.after, call, result)
+        return result
+
+    def _not_an_event(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        if operator.kind is Kind.COMPOSITE:
+            return self._composite(func, args, kwargs)
+        if operator.schema_name == "aten::set_":
+            self._guarded(self._recorder.rebuilds, args)
+        result = func(*args, **kwargs)
+        if operator.declares_writes:
+            self._guarded(self._recorder.passed, args)
         return result
 
     def _maybe_view(
@@ -142,15 +157,23 @@ class CaptureMode(TorchDispatchMode):
     ) -> Call | None:
         try:
             return self._recorder.before(operator, args, kwargs, frame)
-        except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
-            self._fail(error)
+        except BaseException as error:  # noqa: BLE001  (judged: ours, or the program's own)
+            self._judge(error)
             return None
 
     def _guarded(self, step: Callable[..., None], *args: Any) -> None:
         try:
             step(*args)
-        except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
+        except BaseException as error:  # noqa: BLE001  (judged: ours, or the program's own)
+            self._judge(error)
+
+    def _judge(self, error: BaseException) -> None:
+        """A defect of ours must not stop the program; what its signal handlers raise must."""
+        if isinstance(error, Exception) and raised_by_us(error):
             self._fail(error)
+            return
+        self._recorder.lost_events += 1
+        raise error
 
     def _composite(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run through the composite kernel with the mode on, so that inner calls are seen."""
@@ -159,6 +182,9 @@ class CaptureMode(TorchDispatchMode):
             return func._op_dk(torch_private.ALIAS_DISPATCH_KEY, *args, **kwargs)
         finally:
             torch_private.remove_mode(self)
+
+
+torch_private.leave_untraced(CaptureMode.__torch_dispatch__)
 
 
 def install(mode: CaptureMode) -> None:

@@ -4,16 +4,20 @@ watched tensors and random generators, read afresh when the capture ends."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
 
-from opguard.capture.modules import unwrap
+from opguard.capture.modules import named_modules, unwrap
 from opguard.capture.random_state import process_states
 
 RELEASE_AFTER: Final = 2
 """Finished steps after its last use at which an object that only we hold is let go."""
+MOST_AT_ALL: Final = 1024
+"""Objects held before the oldest are read and let go though others may refer to them, such as
+models that refer to themselves; used again, they are held again."""
 MOST_HELD: Final = 256
 """Modules held before those that only we hold are let go at once: a program that never steps an
 optimizer may make a new one for every call."""
@@ -73,7 +77,11 @@ class FinalState:
                 continue
             if self._held[key].is_ours_alone():
                 yield _entries_of(self._held.pop(key).thing, {})
-        self._look_at = max(MOST_HELD, 2 * len(self._held))
+        if len(self._held) > MOST_AT_ALL:
+            oldest = sorted(self._held, key=lambda key: self._held[key].last_step)
+            for key in oldest[: MOST_AT_ALL // 2]:
+                yield _entries_of(self._held.pop(key).thing, {})
+        self._look_at = min(max(MOST_HELD, 2 * len(self._held)), MOST_AT_ALL)
 
     def all(self) -> Iterator[Iterator[Entry]]:
         """Entries of everything that is still held, then of the random generators."""
@@ -93,7 +101,7 @@ class FinalState:
 
 def _has_state(module: torch.nn.Module) -> bool:
     """False for loss functions and the like, which programs make anew at every step."""
-    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+    return any(part._parameters or part._buffers for _, part in named_modules(module))
 
 
 def _entries_of(thing: Any, names: dict[int, str]) -> Iterator[Entry]:
@@ -104,18 +112,24 @@ def _entries_of(thing: Any, names: dict[int, str]) -> Iterator[Entry]:
 
 
 def _module_state(module: torch.nn.Module, names: dict[int, str]) -> Iterator[Entry]:
-    base = type(unwrap(module)).__name__
     module = unwrap(module)
-    for name, parameter in module.named_parameters():
-        if torch.nn.parameter.is_lazy(parameter):
-            continue
-        names[id(parameter)] = f"{base}.{name}"
-        yield f"{base}.{name}", parameter
-        if parameter.grad is not None:
-            yield f"{base}.{name}.grad", parameter.grad
-    for name, buffer in module.named_buffers():
-        if not torch.nn.parameter.is_lazy(buffer):
-            yield f"{base}.{name}", buffer
+    base = type(module).__name__
+    buffers: list[Entry] = []
+    for path, part in named_modules(module):
+        prefix = ".".join(filter(None, (base, path)))
+        for name, parameter in part._parameters.items():
+            if parameter is None or torch.nn.parameter.is_lazy(parameter):
+                continue
+            names.setdefault(id(parameter), f"{prefix}.{name}")
+            yield f"{prefix}.{name}", parameter
+            if parameter.grad is not None:
+                yield f"{prefix}.{name}.grad", parameter.grad
+        buffers += [
+            (f"{prefix}.{name}", buffer)
+            for name, buffer in part._buffers.items()
+            if buffer is not None and not torch.nn.parameter.is_lazy(buffer)
+        ]
+    yield from buffers
 
 
 def _optimizer_state(optimizer: Any, names: dict[int, str]) -> Iterator[Entry]:
@@ -127,7 +141,26 @@ def _optimizer_state(optimizer: Any, names: dict[int, str]) -> Iterator[Entry]:
             yield f"{base}.{name}", parameter
             if parameter.grad is not None:
                 yield f"{base}.{name}.grad", parameter.grad
-        state = optimizer.state.get(parameter, {})
-        for key, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(value, (torch.Tensor, bool, int, float, complex)):
-                yield f"{base}.{name}.{key}", value
+        yield from _leaves(f"{base}.{name}", optimizer.state.get(parameter, {}))
+    own = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
+    yield from _leaves(base, own)
+    for position, group in enumerate(optimizer.param_groups):
+        # Switches such as foreach choose how a step is computed, and are no state.
+        options = {
+            key: value
+            for key, value in group.items()
+            if key != "params" and not isinstance(value, bool)
+        }
+        yield from _leaves(f"{base}.param_groups[{position}]", options)
+
+
+def _leaves(name: str, value: Any) -> Iterator[Entry]:
+    """Tensors and numbers in nested dictionaries, lists and tuples (LBFGS keeps lists)."""
+    if isinstance(value, (torch.Tensor, bool, int, float, complex)):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(f"{name}.{key}", item)
+    elif isinstance(value, (list, tuple, deque)):
+        for position, item in enumerate(value):
+            yield from _leaves(f"{name}[{position}]", item)

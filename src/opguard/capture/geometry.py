@@ -3,6 +3,7 @@ the same few hundred of them again and again."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -39,7 +40,7 @@ class Geometry:
             for size, stride in zip(self.shape, self.strides, strict=True):
                 span += (size - 1) * stride * itemsize
             self.end = self.start + span
-            self.dense = span == self.nbytes
+            self.dense = _is_dense(self.shape, self.strides)
             self.key = (tensor.dtype, self.start, self.shape, self.strides, bits)
         self.dtype_code = dtype_code(tensor.dtype)
         self.shape_id = -1
@@ -54,6 +55,17 @@ class Geometry:
     def layout(self) -> str:
         """Order of the elements of a value that is not row-major; empty for one that is."""
         return "" if self.contiguous else json_list([list(self.shape), list(self.strides)])
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """The elements fill their span, each in a place of its own."""
+    filled = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if stride != filled:
+                return False
+            filled *= size
+    return True
 
 
 class Geometries:

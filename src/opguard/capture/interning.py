@@ -12,7 +12,8 @@ class Interner:
     """Hands out ids; what is new since the last :meth:`drain` goes to the store with a chunk."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant: a finalizer or signal handler may call an operator in the middle of it.
+        self._lock = threading.RLock()
         self._ids: dict[StringKind, dict[str, int]] = {kind: {} for kind in STRING_KINDS}
         self._texts: dict[StringKind, list[str]] = {kind: [] for kind in STRING_KINDS}
         self._new: list[tuple[StringKind, int, str]] = []
@@ -25,9 +26,11 @@ class Interner:
         with self._lock:
             ids = self._ids[kind]
             if value not in ids:
-                ids[value] = len(ids)
-                self._texts[kind].append(value)
-                self._new.append((kind, ids[value], value))
+                texts = self._texts[kind]
+                number = len(texts)
+                texts.append(value)
+                self._new.append((kind, number, value))
+                ids[value] = number
             return ids[value]
 
     def text(self, kind: StringKind, identity: int) -> str:

@@ -60,17 +60,21 @@ def run_program(settings: CaptureSettings, target: Target, say: Callable[[str], 
     make_folder(output)
     marks = Marks()
     Inside(os.getpid(), output, settings.mode, marks.folder).announce()
+    process = os.getpid()
     launched = _Launched(settings, [target.name, *target.args], say, marks)
     cancel = when_imported("torch", launched.start)
     try:
         code, exception, interrupted = _run(target)
+        if os.getpid() != process:
+            return code  # a child that the program forked reached its end here
         cancel()
         if not interrupted:
             _join_threads()
         return launched.stop(code, exception, interrupted)
     finally:
         cancel()
-        marks.remove()
+        if os.getpid() == process:
+            marks.remove()
 
 
 class _Launched:

@@ -16,7 +16,10 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
 
 from opguard.capture import torch_private
+from opguard.capture.blame import raised_by_us
+from opguard.capture.identity import ByIdentity
 from opguard.capture.interning import Interner
+from opguard.capture.patches import Patches
 
 WRAPPER_ATTRIBUTES: Final = frozenset({
     "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module",
@@ -27,8 +30,6 @@ PARALLEL_WRAPPERS: Final = frozenset({
 """Classes whose attribute ``module`` is left out of paths."""
 MOST_SITES: Final = 1 << 18
 """Forward sites kept for the backward pass of a program that never steps an optimizer."""
-
-_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 
 class Observer(Protocol):
@@ -71,7 +72,11 @@ class Places(threading.local):
 class Program:
     """Follows modules, optimizers and steps of the whole process."""
 
-    def __init__(self, interner: Interner, observer: Observer) -> None:
+    def __init__(
+        self, interner: Interner, observer: Observer, fail: Callable[[BaseException], None]
+    ) -> None:
+        """``fail`` is told of a defect in a hook, which must not reach the program."""
+        self._fail = fail
         self._interner = interner
         self._observer = observer
         self._threads: list[ThreadPlace] = []
@@ -79,11 +84,11 @@ class Program:
         self.step = 0
         self._counts_itself = False
         self._first_optimizer: weakref.ref[Any] | None = None
-        self._paths: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, int]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._paths: ByIdentity[ByIdentity[int]] = ByIdentity()
+        self._parameters: ByIdentity[int] = ByIdentity()
         self._hooks: list[Any] = []
+        self._quiet = Patches()
+        """``torch.compile(module)`` warns of global hooks, which the program did not install."""
         self.no_module = interner.intern("module", "")
 
     def _register_thread(self) -> ThreadPlace:
@@ -93,19 +98,43 @@ class Program:
 
     def arm(self) -> None:
         """Install the hooks."""
+        hook = self._hook
+        self._quiet.replace(nn_module, "_has_any_global_hook", torch_private.any_global_hook())
         self._hooks = [
-            nn_module.register_module_forward_pre_hook(self._enter_module),
+            nn_module.register_module_forward_pre_hook(hook(self._enter_module)),
             # Checkpoint stops a recomputation by an exception: the hook must run then too.
-            nn_module.register_module_forward_hook(self._leave_module, always_call=True),
-            torch_optimizer.register_optimizer_step_pre_hook(self._enter_step),
-            torch_optimizer.register_optimizer_step_post_hook(self._leave_step),
+            nn_module.register_module_forward_hook(hook(self._leave_module), always_call=True),
+            torch_optimizer.register_optimizer_step_pre_hook(hook(self._enter_step)),
+            torch_optimizer.register_optimizer_step_post_hook(hook(self._leave_step)),
         ]
+
+    def _hook(self, observe: Callable[..., None]) -> Callable[..., None]:
+        """A hook that a compiler may inline, where it does nothing; elsewhere it is not traced."""
+        fail = self._fail
+
+        def hook(*args: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
+            tracer = torch_private.set_tracer(None)
+            try:
+                observe(*args)
+            except Exception as error:
+                if not raised_by_us(error):
+                    raise
+                fail(error)
+            finally:
+                if tracer is not None:
+                    torch_private.set_tracer(tracer)
+
+        torch_private.leave_untraced(hook)
+        return hook
 
     def disarm(self) -> None:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._quiet.restore()
 
     def set_step(self, step: int) -> None:
         """The program counts its steps itself from now on."""
@@ -122,8 +151,6 @@ class Program:
     # Modules
 
     def _enter_module(self, module: torch.nn.Module, _args: Any) -> None:
-        if _is_compiling():
-            return
         place = self.places.here
         if place.modules:
             root = place.modules[0][2]
@@ -134,8 +161,6 @@ class Program:
         place.modules.append((path, torch_private.graph_task_id(), module))
 
     def _leave_module(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        if _is_compiling():
-            return
         modules = self.places.here.modules
         for position in range(len(modules) - 1, -1, -1):
             if modules[position][2] is module:
@@ -146,40 +171,39 @@ class Program:
         known = self._paths.get(root)
         found = None if known is None else known.get(module)
         if found is None:
-            found = self._name(root).get(module)
-        if found is None:
-            parent = place.modules[-1][0] if place.modules else self.no_module
-            name = f"{self._text(parent)}.{type(module).__name__}"
-            found = self._paths[root][module] = self._interner.intern("module", name)
+            known = self._name(root)
+            found = known.get(module)
+            if found is None:
+                parent = place.modules[-1][0] if place.modules else self.no_module
+                name = f"{self._interner.text('module', parent)}.{type(module).__name__}"
+                found = self._interner.intern("module", name)
+                known.set(module, found)
         return found
 
-    def _text(self, path: int) -> str:
-        return self._interner.text("module", path)
-
-    def _name(self, root: torch.nn.Module) -> weakref.WeakKeyDictionary[Any, int]:
+    def _name(self, root: torch.nn.Module) -> ByIdentity[int]:
         """Path of every module and parameter below ``root``."""
-        paths = self._paths.setdefault(root, weakref.WeakKeyDictionary())
+        paths = self._paths.get(root)
+        if paths is None:
+            paths = ByIdentity()
+            self._paths.set(root, paths)
         base = type(unwrap(root)).__name__
-        for name, module in root.named_modules():
+        for name, module in named_modules(root):
             path = ".".join([base, *_attributes(root, name)])
-            paths[module] = self._interner.intern("module", path)
-            for attribute, parameter in module.named_parameters(recurse=False):
-                named = self._interner.intern("module", f"{path}.{attribute}")
-                held = self._parameters.get(id(parameter))
-                if held is None or held[0]() is not parameter:
-                    self._parameters[id(parameter)] = (weakref.ref(parameter), named)
+            paths.set(module, self._interner.intern("module", path))
+            for attribute, parameter in module._parameters.items():
+                if parameter is not None and self._parameters.get(parameter) is None:
+                    named = self._interner.intern("module", f"{path}.{attribute}")
+                    self._parameters.set(parameter, named)
         return paths
 
     def parameter_path(self, parameter: Any) -> int:
         """Path id of a parameter met in some module, else that of no module."""
-        found = self._parameters.get(id(parameter))
-        return found[1] if found is not None and found[0]() is parameter else self.no_module
+        found = self._parameters.get(parameter)
+        return self.no_module if found is None else found
 
     # Optimizers
 
     def _enter_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if _is_compiling():
-            return
         place = self.places.here
         if optimizer in place.optimizers:  # an earlier step ended by an exception
             del place.optimizers[place.optimizers.index(optimizer) :]
@@ -189,8 +213,6 @@ class Program:
             self._first_optimizer = weakref.ref(optimizer)
 
     def _leave_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if _is_compiling():
-            return
         place = self.places.here
         if optimizer in place.optimizers:
             del place.optimizers[place.optimizers.index(optimizer) :]
@@ -221,14 +243,34 @@ class Program:
         return found
 
 
+def named_modules(root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """As ``root.named_modules()``, which needs modules that are hashable."""
+    found: list[tuple[str, torch.nn.Module]] = []
+    seen: set[int] = set()
+    waiting = [("", root)]
+    while waiting:
+        name, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append((name, module))
+        children = [
+            (f"{name}.{attribute}" if name else attribute, child)
+            for attribute, child in module._modules.items()
+            if child is not None
+        ]
+        waiting += reversed(children)
+    return found
+
+
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
     """The program's module inside compile and parallel wrappers."""
     while True:
-        inner: Any = None
-        for attribute in WRAPPER_ATTRIBUTES:
-            inner = inner or getattr(module, attribute, None)
+        # Not by getattr, which may be the program's own.
+        children = module.__dict__.get("_modules", {})
+        inner = next((children[name] for name in WRAPPER_ATTRIBUTES if name in children), None)
         if inner is None and type(module).__name__ in PARALLEL_WRAPPERS:
-            inner = getattr(module, "module", None)
+            inner = children.get("module")
         if not isinstance(inner, torch.nn.Module) or inner is module:
             return module
         module = inner
@@ -244,5 +286,5 @@ def _attributes(root: torch.nn.Module, name: str) -> list[str]:
         )
         if not wrapped:
             kept.append(attribute)
-        owner = getattr(owner, attribute, None)
+        owner = getattr(owner, "__dict__", {}).get("_modules", {}).get(attribute)
     return kept

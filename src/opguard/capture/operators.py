@@ -84,12 +84,21 @@ C10D_NO_INPUTS: Final = frozenset({"barrier", "monitored_barrier_"})
 UNSET_OUTPUTS: Final[dict[str, tuple[int, ...]]] = {
     "aten::_ctc_loss": (1,),
     "aten::_cudnn_rnn": (4,),
+    "aten::miopen_rnn": (4,),
+    "aten::mkldnn_rnn_layer": (3,),
     "aten::cudnn_batch_norm": (3,),
-    "aten::_scaled_dot_product_efficient_attention": (1,),
-    "aten::_efficient_attention_forward": (1,),
-    "aten::_scaled_dot_product_cudnn_attention": (1,),
+    "aten::_batch_norm_with_update": (3,),
+    "aten::_batch_norm_no_update": (3,),
+    "aten::_scaled_dot_product_efficient_attention": (1, 2, 3),
+    "aten::_efficient_attention_forward": (1, 2, 3),
+    "aten::_scaled_dot_product_cudnn_attention": (1, 6, 7),
+    "aten::_cudnn_attention_forward": (1, 6, 7),
+    "aten::_scaled_dot_product_flash_attention": (6, 7),
+    "aten::_flash_attention_forward": (2, 3),
 }
-"""Returned tensors that the kernel leaves partly unset (padding, reserve space): never compared."""
+"""Returned tensors that the kernel leaves partly unset: never compared. Padding, reserve space and
+workspaces of the backward; the random state of attention, which is set only where it drops out and
+follows from the input slot ``rng``."""
 
 NOT_EVENTS: Final = frozenset({
     "aten::detach_", "aten::is_pinned", "prim::device", "aten::set_", "aten::resize_",
@@ -142,9 +151,7 @@ class Operator:
     """Its outputs are memory that nothing wrote."""
     partial: bool
     """Its writes may leave elements unwritten."""
-    overwrites: bool
     copies: bool
-    writes: bool
     declares_writes: bool
     """The schema marks written arguments: their version counters move."""
     collective: bool
@@ -183,9 +190,7 @@ def describe(func: Any, operator_id: int) -> Operator:
         random=torch.Tag.nondeterministic_seeded in func.tags,
         void=namespace == "aten" and base.lstrip("_").startswith(("empty", "new_empty")),
         partial=namespace == "aten" and base in PARTIAL_WRITERS,
-        overwrites=overwrites,
         copies=namespace == "aten" and base in COPIES,
-        writes=any(parameter.written for parameter in parameters),
         declares_writes=any(parameter.declared for parameter in parameters),
         collective=namespace in ("c10d", "_c10d_functional"),
         unset_outputs=UNSET_OUTPUTS.get(schema.name, ()),
@@ -269,9 +274,7 @@ def _without_schema(name: str, operator_id: int) -> Operator:
         random=False,
         void=False,
         partial=False,
-        overwrites=False,
         copies=False,
-        writes=False,
         declares_writes=False,
         collective=False,
         unset_outputs=(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +65,20 @@ class Patches:
 def patch_exports(patches: Patches, exported: Callable[[torch.Tensor], None]) -> None:
     """Memory handed out by DLPack can be written by others, and nothing in torch shows it."""
     patches.before_call(torch.Tensor, "__dlpack__", lambda tensor, *_: exported(tensor))
-    patches.before_call(torch.utils.dlpack, "to_dlpack", lambda tensor, *_: exported(tensor))
+    for owner in (torch, torch.utils.dlpack):
+        patches.before_call(owner, "to_dlpack", lambda tensor, *_: exported(tensor))
+
+
+def patch_resizing(patches: Patches, resized: Callable[[torch.UntypedStorage], None]) -> None:
+    """A storage that is freed and grown again has its size back, and other bytes."""
+    original = torch.UntypedStorage.resize_
+
+    def resize(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(storage, *args, **kwargs)
+        resized(storage)
+        return result
+
+    patches.replace(torch.UntypedStorage, "resize_", resize)
 
 
 def patch_opaque_regions(patches: Patches, entered: Callable[[str], None]) -> None:
@@ -70,13 +86,44 @@ def patch_opaque_regions(patches: Patches, entered: Callable[[str], None]) -> No
     graph = getattr(torch.cuda, "CUDAGraph", None)
     if graph is not None:
         patches.before_call(graph, "replay", lambda *_: entered("cuda_graph"))
-    patches.later(when_imported("torch._dynamo", _exclude_ourselves))
+
+    # Under any dispatch mode these fail for operators that are given numbers.
+    for name in ("trace", "trace_module"):
+        patches.replace(torch.jit, name, _unseen(getattr(torch.jit, name), entered, name))
 
     def inductor_imported() -> None:
         torch_private.wrap_compiled_regions(patches, entered)
 
-    patches.later(when_imported("torch._inductor.output_code", inductor_imported))
+    patches.later(when_imported(torch_private.compiled_graph_module(), inductor_imported))
 
 
-def _exclude_ourselves() -> None:
-    torch_private.exclude_from_tracing("opguard")
+def _unseen(call: Callable[..., Any], entered: Callable[[str], None], name: str) -> Any:
+    """``call`` as an opaque region: no mode sees what it does."""
+
+    @functools.wraps(call)
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        entered(f"torch.jit.{name}")
+        with torch_private.disabled_modes():
+            return call(*args, **kwargs)
+
+    return unseen
+
+
+def patch_seeding(patches: Patches, seeded: Callable[[str], None]) -> None:
+    """A generator that the program seeds has to end in the same state in every run."""
+
+    def observe(name: str) -> Callable[..., None]:
+        def given(*seed: Any) -> None:
+            if seed and seed[0] is not None:  # without a seed it comes from the system
+                seeded(name)
+
+        return given
+
+    patches.before_call(random, "seed", observe("rng.python"))
+    for owner in (torch, torch.random):
+        patches.before_call(owner, "manual_seed", observe("rng.torch.cpu"))
+
+    def numpy_imported() -> None:
+        patches.before_call(sys.modules["numpy.random"], "seed", observe("rng.numpy"))
+
+    patches.later(when_imported("numpy.random", numpy_imported))

@@ -71,6 +71,7 @@ class Processes:
                 run()
             finally:
                 disarm()
+                vars(thread).pop("run", None)  # else the thread would refer to itself
 
         thread.run = armed_run  # type: ignore[method-assign]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from enum import Enum
@@ -24,12 +25,12 @@ FRESH: Final = int(RecordFlag.FRESH)
 VIA: Final = int(RecordFlag.VIA)
 VOID: Final = int(RecordFlag.VOID)
 _BYTES: Final = DTYPES.index("bytes")
-_NUMBERS: Final = {
-    bool: DTYPES.index("python_bool"),
-    int: DTYPES.index("python_int"),
-    float: DTYPES.index("python_float"),
-    complex: DTYPES.index("python_complex"),
-}
+MOST_ELEMENTS: Final = 4096
+"""Elements of a list that have a slot of their own; the others share ``tensors[…]``, in order."""
+SHARED: Final = "[…]"
+MOST_SLOTS: Final = 60_000
+"""Slots after which all new elements share theirs: a slot's id has 16 bits."""
+_POSITIONS: Final = re.compile(r"\[(\d+)\]")
 _UINT64: Final = (1 << 64) - 1
 
 
@@ -58,6 +59,7 @@ class Reader:
         self._geometries = Geometries(interner)
         self._part_slots: dict[tuple[int, str], int] = {}
         self._empty = resolved(0, 0)
+        self._pass = 0
         self._no_shape = interner.intern("shape", "[]")
         self._no_strides = interner.intern("strides", "[]")
 
@@ -122,6 +124,8 @@ class Reader:
         key = (slot, suffix)
         found = self._part_slots.get(key)
         if found is None:
+            if suffix != SHARED and (len(self._part_slots) >= MOST_SLOTS or _is_far(suffix)):
+                return self.sub_slot(slot, SHARED)
             name = self._interner.text("slot", slot)
             plain = name.removesuffix("!")
             text = plain + suffix + ("!" if plain != name else "")
@@ -148,7 +152,7 @@ class Reader:
             partial: The operator may have left elements unwritten.
         """
         storage = tensor.untyped_storage()
-        entry = self.values.create(storage._cdata, tensor, storage)
+        entry = self.values.create(storage._cdata, tensor, storage, cpu=kind.cpu)
         geometry = self._geometries.of(tensor, kind.bits)
         if how is not Output.ALIAS:
             producers = entry.wrote(geometry, record, partial=partial)
@@ -160,7 +164,9 @@ class Reader:
                 entry.explain(tensor)
             if producers:
                 producers = tuple(p for p in producers if p < event_start and self._tracks)
-            if void is True:
+            if entry.external:
+                pass  # others may write it: it is compared as it stands
+            elif void is True:
                 entry.void = VoidMap(entry.nbytes)
             elif void is not False:
                 entry.leave_void(geometry, void)
@@ -184,8 +190,12 @@ class Reader:
             geometry.start, geometry.itemsize, geometry.shape, geometry.byte_strides
         )
 
+    def begin_pass(self) -> None:
+        """A reading of final state begins: it reads each view once, whatever others read."""
+        self._pass += 1
+
     def final(self, slot: int, tensor: torch.Tensor) -> RecordRow | None:
-        """Record of a final-state tensor, read afresh; None if the same view was read already.
+        """Record of a final-state tensor, read afresh; None if this pass read the view already.
 
         Its producers are the last writers of its bytes, or else the first input that read them.
         """
@@ -193,9 +203,10 @@ class Reader:
         storage = tensor.untyped_storage()
         entry = self.values.meet(storage._cdata, tensor, storage, cpu=kind.cpu)
         geometry = self._geometries.of(tensor, kind.bits)
-        if geometry.key in entry.final:
+        view = (self._pass, geometry.key)
+        if view in entry.final:
             return None
-        entry.final += (geometry.key,)
+        entry.final = (*(seen for seen in entry.final if seen[0] == self._pass), view)
         producers = entry.producers(geometry) if self._tracks else ()
         if not producers and entry.first_reader != NO_RECORD:
             producers = (entry.first_reader,)
@@ -204,17 +215,29 @@ class Reader:
         digest = self._digest(tensor, kind, geometry, entry)
         return self._row(slot, geometry, OUTPUT, digest, producers)
 
+    def state_records(self, slot: int, value: torch.Tensor | complex | bytes) -> list[RecordRow]:
+        """Records of an entry of the final state; none if this pass has read it already."""
+        if isinstance(value, bytes):
+            return [self.state(slot, value, OUTPUT)]
+        if not isinstance(value, torch.Tensor):
+            return [self.number(slot, value)]
+        parts = self.parts(slot, value)
+        if isinstance(parts, Reason):
+            return [self.missing(slot, value, OUTPUT, parts)]
+        rows = [self.final(part_slot, part) for part_slot, part in parts]
+        return [row for row in rows if row is not None]
+
     def number(self, slot: int, value: complex) -> RecordRow:
         """Record of a returned Python number, by its bits."""
         if isinstance(value, bool):
-            data = bytes([value])
+            dtype, data = "python_bool", bytes([value])
         elif isinstance(value, int):
-            data = struct.pack("<Q", value & _UINT64)
+            dtype, data = "python_int", struct.pack("<Q", value & _UINT64)
         elif isinstance(value, float):
-            data = struct.pack("<d", value)
+            dtype, data = "python_float", struct.pack("<d", value)
         else:
-            data = struct.pack("<dd", value.real, value.imag)
-        return self._bytes(slot, _NUMBERS[type(value)], data, OUTPUT)
+            dtype, data = "python_complex", struct.pack("<dd", value.real, value.imag)
+        return self._bytes(slot, DTYPES.index(dtype), data, OUTPUT)
 
     def state(self, slot: int, data: bytes, flags: int) -> RecordRow:
         """Record of plain bytes: a random generator's state."""
@@ -234,11 +257,12 @@ class Reader:
         if entry is not None:
             entry.explain(tensor)
 
-    def forget(self, tensor: torch.Tensor) -> None:
-        """The tensor may have been changed by something that was not captured."""
+    def forget(self, tensor: torch.Tensor, *, void: bool = False) -> None:
+        """The tensor may have been changed by something that was not captured; with ``void``, or
+        not at all, so that memory that nothing wrote stays that."""
         entry = self.values.find(tensor) if traits(tensor).plain else None
         if entry is not None:
-            entry.forget()
+            entry.forget(void=void)
 
     def make_external(self, tensor: torch.Tensor) -> None:
         """The tensor's memory was handed to somebody else."""
@@ -263,3 +287,8 @@ class Reader:
     def _bytes(self, slot: int, dtype: int, data: bytes, flags: int) -> RecordRow:
         digest = self.rows.digest(data, len(data))
         return slot, dtype, flags, self._no_shape, self._no_strides, digest, ()
+
+
+def _is_far(suffix: str) -> bool:
+    """``[5000]`` or ``[0][5000]``: an element that has no slot of its own."""
+    return any(int(position) >= MOST_ELEMENTS for position in _POSITIONS.findall(suffix))

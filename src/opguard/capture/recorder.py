@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from opguard.capture import torch_private
-from opguard.capture.call import TENSOR, Call, Sorter, kind_of, leaves
+from opguard.capture.call import TENSOR, Call, Sorter, has_data, kind_of, leaves
 from opguard.capture.callsite import CallSites
 from opguard.capture.collectives import Collectives
 from opguard.capture.interning import Interner
@@ -33,6 +33,8 @@ from opguard.model import STATE_OPERATOR, EventFlag, Mode, Reason
 
 _RAISED: Final = int(EventFlag.RAISED)
 _RETURNS: Final = 64
+_THREADS: Final = 0xFFFF
+"""Threads past 65,536 get the numbers of earlier ones: the column has 16 bits."""
 
 
 class Recorder:
@@ -48,7 +50,7 @@ class Recorder:
         self.sites = CallSites(interner)
         self.locator = Locator(program, self.sites)
         self._pool = StagePool()
-        self._rows = Rows(self._pool, 0)
+        self._rows = Rows(self._pool)
         self.reader = Reader(interner, self._rows, mode)
         self._sorter = Sorter(interner, self.reader.sub_slot)
         self.collectives = Collectives()
@@ -61,8 +63,9 @@ class Recorder:
         self._state_operator = state_operator(interner.intern("operator", STATE_OPERATOR))
         self._no_arguments = interner.intern("arguments", "")
         self.events = 0
-        self._records = 0
         self.foreign_values = 0
+        self.lost_events = 0
+        """Calls that something of the program's own interrupted while they were recorded."""
 
     def operator(self, func: Any) -> Operator:
         """Facts about an overload."""
@@ -81,13 +84,13 @@ class Recorder:
     def before(
         self, operator: Operator, args: Any, kwargs: Any, frame: FrameType | None
     ) -> Call | None:
-        """Read the inputs. None: the call is on tensors without data and makes no event."""
+        """Read the inputs. None: the call writes tensors without data and makes no event."""
         call = Call(operator)
         self._sorter.sort(call, args, kwargs)
         if call.writes and traits(call.writes[0][1]).dataless:
             return None
         here = self.program.places.here
-        call.thread = here.ordinal
+        call.thread = here.ordinal & _THREADS
         call.step = self.program.step
         call.host_ns = time.time_ns()
         with self.lock:
@@ -98,8 +101,10 @@ class Recorder:
                 kind = traits(tensor)
                 if kind.plain:
                     self._read(call, slot, tensor, kind)
-                elif kind.dataless:
+                elif kind.wrapper:
                     return None
+                elif kind.dataless:
+                    call.dataless = True
                 else:
                     self._read_parts(call, slot, tensor)
             if operator.random:
@@ -110,8 +115,6 @@ class Recorder:
         row, entry, key = self.reader.input(slot, tensor, kind)
         if not row[6]:
             call.unproduced.append((entry, len(call.inputs)))
-            if call.step and row[2] & FRESH:
-                self.foreign_values += 1
         call.storages.append(key)
         call.inputs.append(row)
 
@@ -140,6 +143,8 @@ class Recorder:
 
     def after(self, call: Call, result: Any) -> None:
         """Read the outputs and write the event, unless the call was a pure view."""
+        if call.dataless and not has_data(result):
+            return
         with self.lock:
             if call.operator.collective:
                 self.collectives.called(call, result, self._finish)
@@ -150,8 +155,9 @@ class Recorder:
         """The operator raised: the event has inputs only, and what it may have written is new."""
         with self.lock:
             for _, tensor in call.writes:
-                self.reader.forget(tensor)
-            self._emit(call, [], _RAISED)
+                self.reader.forget(tensor, void=True)
+            if not call.dataless:
+                self._emit(call, [], _RAISED)
 
     def is_plain_view(self, args: Any, result: Any, frame: FrameType | None) -> bool:
         """A declared view that is one: of its first argument, without reading anything."""
@@ -192,14 +198,18 @@ class Recorder:
 
     def _finish(self, call: Call, result: Any, *, ready: bool = True) -> None:
         outputs: list[RecordRow] = []
-        for slot, tensor in call.writes:
-            self._write(call, outputs, slot, tensor, ready=ready)
-        if result is not None:
-            self._return_all(call, outputs, result, ready=ready)
-        if not call.operator.parameters:  # a compiled graph may write its inputs without a word
-            for key in call.storages:
-                self.reader.values.reread(key)
-        self._emit(call, outputs, 0)
+        try:
+            for slot, tensor in call.writes:
+                self._write(call, outputs, slot, tensor, ready=ready)
+            if result is not None:
+                self._return_all(call, outputs, result, ready=ready)
+            if not call.operator.parameters:  # a compiled graph may write its inputs silently
+                for key in call.storages:
+                    self.reader.values.reread(key)
+            self._emit(call, outputs, 0)
+        except BaseException:  # a signal's: storages name records that were not written
+            self.reader.values.forget_all()
+            raise
 
     def _return_all(
         self, call: Call, outputs: list[RecordRow], result: Any, *, ready: bool
@@ -239,7 +249,7 @@ class Recorder:
         if kind.plain and ready:
             if call.operator.copies:
                 void = self.reader.unset_elements(call.reads[-1][1])
-            start = self._records
+            start = self._rows.first_record + len(self._rows.records)
             record = start + len(call.inputs) + len(outputs)
             outputs.append(self.reader.output(
                 slot, tensor, kind, record, start,
@@ -296,17 +306,20 @@ class Recorder:
         module, phase, stack = call.place
         boundary = self.boundary(call.operator.operator_id, module, phase, stack)
         rows = self._rows
-        for entry, position in call.unproduced:
-            if entry.first_reader == NO_RECORD:
-                entry.first_reader = self._records + position
+        position = len(rows.records)
+        start = rows.first_record + position
+        records = call.inputs + outputs
         rows.events.append((
             boundary, call.step, call.thread, 0, call.host_ns, call.arguments, flags,
-            len(rows.records),
+            position,
         ))  # fmt: skip
-        rows.records.extend(call.inputs)
-        rows.records.extend(outputs)
-        self._records += len(call.inputs) + len(outputs)
-        self.events += 1
+        rows.records.extend(records)
+        self.events = rows.first_event + len(rows.events)
+        for entry, index in call.unproduced:
+            if entry.first_reader == NO_RECORD:
+                entry.first_reader = start + index
+            if call.step and records[index][2] & FRESH:
+                self.foreign_values += 1
         if self.events == 1:
             self._first_event()
         if rows.full:
@@ -319,24 +332,22 @@ class Recorder:
                 call = Call(self._state_operator)
                 call.host_ns = time.time_ns()
                 call.step = self.program.step
-                call.thread = self.program.places.here.ordinal
+                call.thread = self.program.places.here.ordinal & _THREADS
                 call.arguments = self._no_arguments
                 call.place = (self.interner.intern("module", name), 0, -1)
-                records = self._state_records(value)
+                records = self.reader.state_records(self._returns[0], value)
                 if records:
                     self._emit(call, records, int(EventFlag.STATE))
 
-    def _state_records(self, value: Any) -> list[RecordRow]:
-        slot = self._returns[0]
-        if isinstance(value, bytes):
-            return [self.reader.state(slot, value, OUTPUT)]
-        if kind_of(value) != TENSOR:
-            return [self.reader.number(slot, value)]
-        parts = self.reader.parts(slot, value)
-        if isinstance(parts, Reason):
-            return [self.reader.missing(slot, value, OUTPUT, parts)]
-        rows = [self.reader.final(part_slot, part) for part_slot, part in parts]
-        return [row for row in rows if row is not None]
+    def begin_state_pass(self) -> None:
+        """A reading of final state begins: what an earlier one read is read again."""
+        with self.lock:
+            self.reader.begin_pass()
+
+    def close(self) -> None:
+        """The capture is over: gives back what is held of the program's storages."""
+        with self.lock:
+            self.reader.values.forget_all()
 
     def flush(self) -> None:
         """Hand over everything that is waiting."""
@@ -360,6 +371,11 @@ class Recorder:
         with self.lock:
             self.reader.values.forget_all()
 
+    def storage_resized(self, storage: torch.UntypedStorage) -> None:
+        """``storage.resize_`` returned: to nothing and back, no operator would see it."""
+        with self.lock:
+            self.reader.values.resized(storage)
+
     def exported(self, tensor: torch.Tensor) -> None:
         """The tensor's memory was handed to somebody else."""
         with self.lock:
@@ -368,8 +384,11 @@ class Recorder:
     def take_rows(self) -> Rows:
         """Hand over what is waiting and start anew. Called under the lock."""
         rows = self._rows
-        rows.strings = self.interner.drain()
-        self._rows = self.reader.rows = Rows(self._pool, self.events)
+        empty = Rows(
+            self._pool, rows.first_event + len(rows.events), rows.first_record + len(rows.records)
+        )
+        rows.strings += self.interner.drain()
+        self._rows = self.reader.rows = empty
         return rows
 
     def take_waiting(self) -> Rows | None:

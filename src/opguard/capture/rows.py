@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from opguard.fingerprint.stage import Digest, Stage, digest_memory
+from opguard.fingerprint.stage import STAGE_BYTES, Digest, Stage, digest_memory
 from opguard.model import (
     EVENT_COLUMNS,
     RECORD_COLUMNS,
@@ -24,7 +24,6 @@ MOST_STAGED: Final = 16 << 10
 """Bytes of a tensor up to which it is copied and hashed later, together with others. More are
 hashed in place: copying would cost as much, and a second thread that hashes makes the program
 wait for the interpreter lock at each of its operators."""
-STAGE_BYTES: Final = 8 << 20
 _STAGE_IS_FULL: Final = STAGE_BYTES - (1 << 20)
 
 EventRow: TypeAlias = tuple[int, int, int, int, int, int, int, int]
@@ -47,7 +46,7 @@ class StagePool:
         try:
             return self._free.popleft()
         except IndexError:
-            return Stage(STAGE_BYTES)
+            return Stage()
 
     def give_back(self, stage: Stage) -> None:
         """The stage's digests are resolved; its memory may be used again."""
@@ -58,8 +57,10 @@ class StagePool:
 class Rows:
     """What was captured since the last chunk was handed over."""
 
-    def __init__(self, pool: StagePool, first_event: int) -> None:
+    def __init__(self, pool: StagePool, first_event: int = 0, first_record: int = 0) -> None:
+        """``first_event``, ``first_record``: how many were captured before."""
         self.first_event = first_event
+        self.first_record = first_record
         self._pool = pool
         self._stage = pool.take()
         self.events: list[EventRow] = []

@@ -16,11 +16,18 @@ import numpy as np
 import torch
 
 from opguard import environment
+from opguard.capture import torch_private
 from opguard.capture.dispatch import CaptureMode, Switch, install, uninstall
 from opguard.capture.final_state import FinalState
 from opguard.capture.interning import Interner
 from opguard.capture.modules import Program
-from opguard.capture.patches import Patches, patch_exports, patch_opaque_regions
+from opguard.capture.patches import (
+    Patches,
+    patch_exports,
+    patch_opaque_regions,
+    patch_resizing,
+    patch_seeding,
+)
 from opguard.capture.processes import Processes
 from opguard.capture.random_state import process_states
 from opguard.capture.recorder import Recorder
@@ -79,7 +86,7 @@ class CaptureSession:
         self._switch = Switch(collectives_only=settings.mode == "collectives")
         self._interner = Interner()
         self._state = FinalState()
-        self._program = Program(self._interner, self)
+        self._program = Program(self._interner, self, self.fail)
         self._recorder = Recorder(
             self._interner, self._program, settings.mode, self._submit, self._first_event
         )
@@ -87,6 +94,7 @@ class CaptureSession:
         self._processes = Processes(self._arm_thread, marks)
         self._patches = Patches()
         self._opaque: Counter[str] = Counter()
+        self._seeded: set[str] = set()
         self._main_mode: CaptureMode | None = None
         self._writer: RunWriter | None = None
         self._failed = False
@@ -125,6 +133,8 @@ class CaptureSession:
         self._recorder.collectives.arm(self._guard(self._recorder.waits))
         patch_exports(self._patches, self._guard(self._recorder.exported))
         patch_opaque_regions(self._patches, self._guard(self._entered_opaque))
+        patch_resizing(self._patches, self._guard(self._recorder.storage_resized))
+        patch_seeding(self._patches, self._seeded.add)
         self._processes.arm()
         self._select(0)
         self._main_mode = self._new_mode()
@@ -209,20 +219,24 @@ class CaptureSession:
 
     def saw_module(self, module: torch.nn.Module, step: int) -> None:
         """An outermost module is called."""
-        self._state.saw(module, step)
-        if self._state.crowded:
-            self._release(step)
+        with self._recorder.lock:
+            self._state.saw(module, step)
+            if self._state.crowded:
+                self._release(step)
 
     def saw_optimizer(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """An optimizer makes a step."""
-        self._state.saw(optimizer, step)
+        with self._recorder.lock:
+            self._state.saw(optimizer, step)
 
     def step_finished(self, step: int) -> None:
         """The next step begins."""
-        self._release(step)
+        with self._recorder.lock:
+            self._release(step)
         self._select(step)
 
     def _release(self, step: int) -> None:
+        self._recorder.begin_state_pass()
         for entries in self._state.released(step):
             self._write_state(entries)
 
@@ -274,23 +288,30 @@ class CaptureSession:
         self.stopped = self._switch.stopped
         was_armed = self._switch.armed
         self._disarm()
-        if not was_armed:
-            if self._writer is not None:
+        try:
+            if was_armed:
+                self._close_run(ending)
+            elif self._writer is not None:
                 self._recorder.flush()  # the run keeps what it had
                 self._writer.abandon()
-            return
+        finally:
+            self._recorder.close()
+
+    def _close_run(self, ending: Ending) -> None:
         with self._recorder.lock:  # a thread may be writing the first event just now
             if self._writer is None:
                 if run_is_of_others(self._output):
                     return
-                self._open_run()
+                self._first_event()
+        writer = self._writer
+        if writer is None:  # it could not be opened, and that has been said
+            return
         self._recorder.collectives.finish_all()
         if not ending.interrupted:
+            self._recorder.begin_state_pass()
             for entries in self._state.all():
                 self._write_state(entries)
         self._recorder.flush()
-        writer = self._writer
-        assert writer is not None  # noqa: S101  (opened above)
         writer.close(self._closing(ending, writer))
         if writer.failed is not None:
             self.fail(writer.failed)
@@ -322,7 +343,7 @@ class CaptureSession:
 
     def _write_state(self, entries: Iterator[tuple[str, Any]]) -> None:
         try:
-            self._recorder.emit_state(entries)
+            self._recorder.emit_state(entry for entry in entries if not _is_dataless(entry[1]))
         except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
             self.fail(error)
 
@@ -336,14 +357,20 @@ class CaptureSession:
                 "uncaptured_processes": self._processes.uncaptured,
                 "uncaptured_ranks": 0 if self._marks is None else self._marks.count(),
                 "unarmed_threads": self._processes.unarmed_threads,
-                "lost_events": writer.lost_events,
+                "lost_events": writer.lost_events + self._recorder.lost_events,
             },
             "steps": self._program.step,
+            "seeded": sorted(self._seeded),
             "exit_code": ending.exit_code,
             "exception": ending.exception,
             "interrupted": ending.interrupted,
             "stopped": self.stopped,
         }
+
+
+def _is_dataless(value: Any) -> bool:
+    """Meta and fake tensors hold nothing that could be compared."""
+    return isinstance(value, torch.Tensor) and torch_private.is_fake(value)
 
 
 def _rank() -> tuple[int, int]:

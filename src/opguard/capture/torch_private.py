@@ -6,8 +6,10 @@ Read off torch 2.13; a release that lacks a name loses what its comment says and
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,9 +144,8 @@ def is_fake(tensor: torch.Tensor) -> bool:
     """True for tensors that carry no data: meta tensors and ``FakeTensor``."""
     if tensor.device.type == "meta":
         return True
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    return fakes is not None and isinstance(tensor, fakes.FakeTensor)
 
 
 def is_functorch_wrapper(tensor: torch.Tensor) -> bool:
@@ -189,11 +190,18 @@ def desugars(cls: type) -> bool:
     return not plain and cls.__module__ != "torch._subclasses.fake_tensor"
 
 
-def exclude_from_tracing(package: str) -> None:
-    """Keep the compiler from tracing into ``package``; call when it is imported."""
-    from torch._dynamo import trace_rules
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
-    trace_rules.add(package)
+set_tracer: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda _tracer: None)
+"""Sets the compiler's hook into Python frames on this thread and returns the one before: None
+keeps it from compiling what runs next. Absent: no compiler."""
+
+
+def leave_untraced(function: Any) -> None:
+    """Keep the compiler from compiling ``function`` itself; it may still inline it."""
+    skip = getattr(_eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(function.__code__)
 
 
 def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
@@ -202,13 +210,14 @@ def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
     Graphs compiled before that, and all graphs where torch lacks it, are opaque regions:
     ``entered`` is called at each of their calls.
     """
-    from torch._inductor import config, output_code
+    from torch._inductor import config
 
+    home = sys.modules[compiled_graph_module()]
     if hasattr(config, "wrap_inductor_compiled_regions"):
         patches.replace_config(config, "wrap_inductor_compiled_regions", True)
         # Its own answer is the bookkeeping of ``__enter__``, which ``push_mode`` goes around.
         patches.replace(
-            output_code, "is_in_torch_dispatch_mode",
+            home, "is_in_torch_dispatch_mode",
             lambda *_: torch._C._len_torch_dispatch_stack() > 0,
         )  # fmt: skip
 
@@ -216,7 +225,15 @@ def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
         if not getattr(graph, "_wrap_compiled_regions", False):
             entered("compiled.inductor")
 
-    patches.before_call(output_code.CompiledFxGraph, "__call__", called)
+    patches.before_call(home.CompiledFxGraph, "__call__", called)
+
+
+def compiled_graph_module() -> str:
+    """Module that holds the class of compiled graphs: another one before torch 2.6."""
+    # Asking the import system would import the compiler.
+    folder = Path(torch.__file__).parent / "_inductor"
+    name = "output_code" if (folder / "output_code.py").exists() else "codecache"
+    return f"torch._inductor.{name}"
 
 
 def _step_wrapper() -> Any:
@@ -227,3 +244,12 @@ def _step_wrapper() -> Any:
 step_code = _step_wrapper()
 """Code of the frame around every ``Optimizer.step``. Absent: a step that ended by an exception
 counts as running until the next one."""
+
+
+def any_global_hook() -> Callable[[], bool]:
+    """What torch answers, just now, when asked whether there are global module hooks."""
+    from torch.nn.modules import module
+
+    known = getattr(module, "_has_any_global_hook", None)
+    answer = bool(known()) if known is not None else False
+    return lambda: answer

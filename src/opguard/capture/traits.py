@@ -19,17 +19,21 @@ class Traits:
     """Conjugate (1) and negative (2) bits."""
     cpu: bool
     dataless: bool
-    """Meta and fake tensors, and functorch wrappers: no event is made of them."""
+    """Meta and fake tensors, and functorch wrappers: no record is made of them."""
+    wrapper: bool
+    """Of functorch: the inner calls on what it wraps are the events."""
 
 
 def _judge(tensor: torch.Tensor) -> Traits:
-    dataless = torch_private.is_fake(tensor) or torch_private.is_functorch_wrapper(tensor)
+    wrapper = torch_private.is_functorch_wrapper(tensor)
+    dataless = wrapper or torch_private.is_fake(tensor)
     odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested
     return Traits(
         plain=not (dataless or odd),
         bits=int(tensor.is_conj()) | 2 * int(tensor.is_neg()) if not odd else 0,
         cpu=tensor.device.type == "cpu",
         dataless=dataless,
+        wrapper=wrapper,
     )
 
 

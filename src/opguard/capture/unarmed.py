@@ -31,7 +31,9 @@ class Marks:
 
     def count(self) -> int:
         """Processes that joined a group of several ranks and were not captured."""
-        return sum(1 for _ in self.folder.iterdir())
+        with contextlib.suppress(OSError):  # somebody cleaned up the temporary files
+            return sum(1 for _ in self.folder.iterdir())
+        return 0
 
     def remove(self) -> None:
         """Delete the folder."""

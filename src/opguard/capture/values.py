@@ -24,6 +24,9 @@ MOST_WRITERS: Final = 1024
 """Strided writes (a ring buffer, a cache) keep their predecessors; past this many, those of the
 same span are dropped."""
 
+MOST_HOLDERS: Final = 8
+"""Tensors remembered for a storage: a parameter, its ``.data`` and the like."""
+
 Producers = tuple[int, ...]
 
 
@@ -37,8 +40,8 @@ class Known(NamedTuple):
 class Storage:
     """What capture knows of one storage."""
 
-    __slots__ = ("creator", "external", "final", "first_reader", "known", "nbytes", "version", "void", "weak",
-                 "writers")  # fmt: skip
+    __slots__ = ("creator", "external", "final", "first_reader", "holders", "known", "nbytes",
+                 "version", "void", "weak", "writers")  # fmt: skip
 
     def __init__(self, weak: int, nbytes: int, version: int) -> None:
         self.weak = weak
@@ -46,6 +49,9 @@ class Storage:
         self.version = version
         """Highest version counter that captured writes explain. Views share a counter, ``.data``
         and ``set_`` start others, which may be lower."""
+        self.holders: tuple[int, ...] = ()
+        """Tensors (a view's base for the view) that were read or written with it, by address,
+        newest first: their counters are covered by ``version``."""
         self.writers: list[tuple[int, int, int]] = []
         """(start, end, record), newest first."""
         self.known: dict[Any, Known] = {}
@@ -55,8 +61,8 @@ class Storage:
         self.first_reader = NO_RECORD
         self.creator = NO_RECORD
         """Returned tensor that brought it into being; see also :meth:`Values.rebuilt`."""
-        self.final: tuple[Any, ...] = ()
-        """Views of it that the final state holds already."""
+        self.final: tuple[tuple[int, Any], ...] = ()
+        """(pass, key): views of it that a reading of final state has read."""
 
     def is_void(self, geometry: Geometry) -> bool:
         """True when the tensor overlaps memory that nothing wrote."""
@@ -132,35 +138,66 @@ class Storage:
 
     @staticmethod
     def _clears(void: VoidMap, geometry: Geometry) -> bool:
+        if geometry.dense and geometry.nbytes == void.nbytes:
+            return True
         return void.written(
             geometry.start, geometry.end, geometry.itemsize, geometry.shape, geometry.byte_strides
         )
 
     def make_external(self) -> None:
-        """Its bytes are read each time from now on."""
+        """Its bytes are read each time from now on. Nobody tells which of those that were void get
+        written: they count as all written, by somebody whom capture does not see."""
         self.external = True
         self.known.clear()
+        if self.void is not None:
+            self.forget(void=False)
 
-    def forget(self) -> None:
-        """Written by somebody whom capture did not see: a new value without producer."""
+    def forget(self, *, void: bool) -> None:
+        """Written by somebody whom capture did not see: a new value without producer.
+
+        ``void``: nothing may have been written at all; what was void stays it.
+        """
         self.known.clear()
         self.writers = []
-        self.void = None
         self.first_reader = NO_RECORD
+        if not void:
+            self.void = None
 
     def resized(self, nbytes: int) -> None:
         """``storage.resize_`` happened: added bytes are void, old ones may have moved."""
         self.known.clear()
         if nbytes < self.nbytes:
-            self.writers = [w for w in self.writers if w[1] <= nbytes]
-            self.void = None
-        else:
+            self.writers = [(w[0], min(w[1], nbytes), w[2]) for w in self.writers if w[0] < nbytes]
+        if self.void is not None:
+            self.void.resize(nbytes)
+        elif nbytes > self.nbytes and not self.external:
             self.void = VoidMap(nbytes, self.nbytes)
         self.nbytes = nbytes
 
     def explain(self, tensor: torch.Tensor) -> None:
         """A captured call moves the tensor's counter by one, once it has returned to autograd."""
         self.version = max(self.version, _version(tensor) + 1)
+        self._hold(_holder(tensor))
+
+    def moved(self, tensor: torch.Tensor, version: int) -> None:
+        """The tensor's counter stands where no captured write has brought it.
+
+        A counter that was covered shows that somebody wrote. Another one belongs to a tensor that
+        was given the storage (``parameter.data = …``, ``module.double()``), and shows what its
+        earlier storages went through: the bytes are read again, to be safe.
+        """
+        holder = _holder(tensor)
+        if holder in self.holders:
+            self.forget(void=False)
+        else:
+            self.known.clear()
+        self.version = version
+        self._hold(holder)
+
+    def _hold(self, holder: int) -> None:
+        if self.holders[:1] != (holder,):
+            others = [other for other in self.holders if other != holder]
+            self.holders = (holder, *others[: MOST_HOLDERS - 1])
 
 
 class Values:
@@ -181,6 +218,7 @@ class Values:
         if entry is None:
             entry = self._enter(key, tensor, storage)
             entry.external = _is_external(storage, cpu=cpu)
+            entry.holders = (_holder(tensor),)
             return entry
         if not entry.external and _is_external(storage, cpu=cpu):
             entry.make_external()
@@ -188,16 +226,21 @@ class Values:
         if nbytes != entry.nbytes:
             entry.resized(nbytes)
         version = _version(tensor)
-        if version > entry.version:  # somebody else wrote
-            entry.forget()
-            entry.version = version
+        if version > entry.version:
+            entry.moved(tensor, version)
+        elif not entry.holders:
+            entry.holders = (_holder(tensor),)
         return entry
 
-    def create(self, key: int, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage:
+    def create(
+        self, key: int, tensor: torch.Tensor, storage: torch.UntypedStorage, *, cpu: bool
+    ) -> Storage:
         """The entry of an output; new for almost every one."""
         entry = self._storages.get(key)
         if entry is None:
             return self._enter(key, tensor, storage)
+        if not entry.external and _is_external(storage, cpu=cpu):
+            entry.make_external()
         nbytes = storage.nbytes()
         if nbytes != entry.nbytes:
             entry.resized(nbytes)
@@ -235,6 +278,12 @@ class Values:
         """The entry of a tensor's storage, if it was met before."""
         return self._storages.get(torch_private.storage_key(tensor.untyped_storage()))
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """``storage.resize_`` was called outside of operators."""
+        entry = self._storages.get(torch_private.storage_key(storage))
+        if entry is not None and storage.nbytes() != entry.nbytes:
+            entry.resized(storage.nbytes())
+
     def reread(self, key: int) -> None:
         """The storage may have been written: its bytes are read again, its writers stay."""
         self._storages[key].known.clear()
@@ -251,6 +300,13 @@ def _version(tensor: torch.Tensor) -> int:
         return tensor._version
     except RuntimeError:  # inference tensors have no counter
         return 0
+
+
+def _holder(tensor: torch.Tensor) -> int:
+    """The tensor whose counter this is: itself or its base, by address."""
+    base = tensor._base
+    address: int = (tensor if base is None else base)._cdata
+    return address
 
 
 def _uncovered(

@@ -58,6 +58,14 @@ class VoidMap:
         void = np.asarray(self._view(start, itemsize, shape, strides).any(-1))
         return void if void.any() else False
 
+    def resize(self, nbytes: int) -> None:
+        """The storage has ``nbytes`` bytes now; those added are void."""
+        if self._map is not None:
+            kept = self._map[:nbytes]
+            self._map = np.ones(nbytes, np.bool_)
+            self._map[: len(kept)] = kept
+        self.nbytes = nbytes
+
     def leave(
         self, start: int, itemsize: int, shape: Sequence[int], strides: Sequence[int],
         unset: np.ndarray,
@@ -70,8 +78,6 @@ class VoidMap:
         self, start: int, end: int, itemsize: int, shape: Sequence[int], strides: Sequence[int]
     ) -> bool:
         """Every element of the tensor was written. True when nothing is void any more."""
-        if start == 0 and end >= self.nbytes and end - start == itemsize * _numel(shape):
-            return True
         if start == end:
             return False
         self._view(start, itemsize, shape, strides)[...] = False

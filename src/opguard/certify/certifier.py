@@ -15,7 +15,7 @@ from opguard.certify.classes import (
     settle_inputs,
 )
 from opguard.certify.final_state import RANDOM_PREFIX, StatePairs, pair_state
-from opguard.certify.flow import side_flow
+from opguard.certify.flow import SideFlow, side_flow
 from opguard.certify.joined import Joined, Outcome, Pairs, join_records, take
 from opguard.certify.roots import find_roots
 from opguard.certify.tolerated import reached_from
@@ -57,7 +57,7 @@ def certify(sides: Sides, alignment: Alignment, policy: Policy) -> Certificate:
         unverified=tuple(
             (flow_name, int(seq))
             for flow_name in ("baseline", "candidate")
-            for seq in unverified_writes(getattr(work.flows, flow_name), agreeing)
+            for seq in _unverified(sides, getattr(work.flows, flow_name), agreeing, policy.ignore)
         ),
         paired_share=(
             _paired_share(sides.baseline, alignment.baseline),
@@ -135,11 +135,15 @@ def _status(sides: Sides, pairs: Pairs, joined: Joined) -> U8:
 
 
 def _random_entries(sides: Sides, pairs: Pairs) -> tuple[Bools, Bools]:
-    """(P,) pairs of generator states, and which of them differed at entry or are unknown there."""
+    """(P,) pairs of generator states, and which of them differ without the program's doing.
+
+    Those started differently, or nobody knows how, and neither program gave them a seed.
+    """
     random = np.zeros(len(pairs.baseline), np.bool_)
     never_seeded = random.copy()
     a, b = sides.baseline, sides.candidate
     at_entry = a.run.opening.get("rng") or {}, b.run.opening.get("rng") or {}
+    seeded = {name for side in (a, b) for name in (side.run.closing or {}).get("seeded") or ()}
     for pair in np.flatnonzero(b.state[pairs.candidate]).tolist():
         name = sides.modules[b.module[pairs.candidate[pair]]]
         if name.startswith(RANDOM_PREFIX):
@@ -150,7 +154,7 @@ def _random_entries(sides: Sides, pairs: Pairs) -> tuple[Bools, Bools]:
                 b.run.mix64[b.run.first_record[pairs.candidate[pair]]],
             )
             same_before = before[0] is not None and before[0] == before[1]
-            never_seeded[pair] = now[0] != now[1] and not same_before
+            never_seeded[pair] = now[0] != now[1] and not same_before and name not in seeded
     return random, never_seeded
 
 
@@ -182,6 +186,25 @@ def _apply_rules(sides: Sides, pairs: Pairs, joined: Joined, rules: tuple[Ignore
     joined.outcome[rows[np.array(hit, np.bool_)[kind.ravel()]]] = Outcome.IGNORED
 
 
+def _unverified(
+    sides: Sides, flow: SideFlow, agreeing: Bools, rules: tuple[IgnoreRule, ...]
+) -> I64:
+    """Gap events whose writes nothing verified, but for those that a rule covers."""
+    side = flow.side
+    found = unverified_writes(flow, agreeing)
+
+    def covered(event: int) -> bool:
+        first, end = side.run.first_record[event : event + 2]
+        op, module = sides.operators[side.operator[event]], sides.modules[side.module[event]]
+        return all(
+            any(rule.hits(op, module, sides.slots[side.slot[record]]) for rule in rules)
+            for record in range(first, end)
+            if side.in_place[record] and side.output[record]
+        )
+
+    return np.array([event for event in found.tolist() if not (rules and covered(event))], np.int64)
+
+
 def _tolerate(
     sides: Sides, pairs: Pairs, joined: Joined, flows: Flows, status: U8, classes: U8
 ) -> None:
@@ -202,24 +225,44 @@ def _tolerate(
 
 
 def _state_comparison(sides: Sides, work: _Work, operators: int) -> StateComparison:
-    def entries(mask: Bools) -> tuple[StateEntry, ...]:
+    def entries(mask: Bools, why: str = "") -> tuple[StateEntry, ...]:
         chosen = operators + np.flatnonzero(mask[operators:])
         return tuple(
             StateEntry(
                 sides.modules[sides.candidate.module[work.pairs.candidate[pair]]],
                 int(work.pairs.baseline[pair]),
                 int(work.pairs.candidate[pair]),
+                why,
             )
             for pair in chosen
         )
 
     compared = (work.status[operators:] != Status.NOT_COMPARED).sum()
+    unwritten, unread = _unread(sides, work)
     return StateComparison(
         compared=int(compared),
         differing=entries(work.status == Status.DISAGREES),
         unpaired=work.state.unpaired,
-        not_compared=entries(work.never_seeded) + work.state.lone_random,
+        not_compared=entries(unread, "could not be read")
+        + entries(unwritten, "memory that nothing wrote")
+        + entries(work.never_seeded, "never seeded, and different from the start")
+        + work.state.lone_random,
+        unread=int(unread[operators:].sum()),
     )
+
+
+def _unread(sides: Sides, work: _Work) -> tuple[Bools, Bools]:
+    """(P,) pairs with a record that nothing wrote on either side; pairs with another unknown one.
+
+    The latter may hide a difference.
+    """
+    joined, count = work.joined, len(work.status)
+    unknown = joined.output & (joined.outcome == Outcome.UNKNOWN)
+    unknown &= ~work.never_seeded[joined.pair]
+    unwritten = joined.matched & take(sides.baseline.void, joined.baseline)
+    unwritten &= take(sides.candidate.void, joined.candidate)
+    unread = _some(joined, unknown & ~unwritten, count)
+    return _some(joined, unknown & unwritten, count) & ~unread, unread
 
 
 def _complete(sides: Sides, joined: Joined, prefix: int) -> bool:

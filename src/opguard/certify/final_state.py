@@ -27,7 +27,11 @@ class StatePairs:
 
 
 def pair_state(sides: Sides, partners: Partners) -> StatePairs:
-    """Random generators pair by name; the rest by writers, then by position, then by content."""
+    """Random generators pair by name; the rest by writers, then by position, then by content.
+
+    Numbers pair by name and value before they pair by position: of two optimizers, say, either
+    may come first, and what a number was used for shows in the operators.
+    """
     a, b = _Entries.of(sides, sides.baseline), _Entries.of(sides, sides.candidate)
     named_a, named_b = a.events[a.random], b.events[b.random]
     at_a, at_b, _ = match_equal(
@@ -38,7 +42,7 @@ def pair_state(sides: Sides, partners: Partners) -> StatePairs:
     found = [(named_a[at_a], named_b[at_b])]
     lone_a, lone_b = np.delete(named_a, at_a), np.delete(named_b, at_b)
     left_a, left_b = a.events[~a.random], b.events[~b.random]
-    for match in (_by_writers, _by_position, _by_content):
+    for match in (_by_writers, _by_number, _by_position, _by_content):
         at_a, at_b = match(sides, partners, left_a, left_b)
         found.append((left_a[at_a], left_b[at_b]))
         left_a, left_b = np.delete(left_a, at_a), np.delete(left_b, at_b)
@@ -49,17 +53,19 @@ def pair_state(sides: Sides, partners: Partners) -> StatePairs:
         baseline[order],
         candidate[order],
         _lone(sides, left_a, left_b),
-        _lone(sides, lone_a, lone_b),
+        _lone(sides, lone_a, lone_b, "only one side has it"),
     )
 
 
-def _lone(sides: Sides, baseline: I64, candidate: I64) -> tuple[StateEntry, ...]:
+def _lone(sides: Sides, baseline: I64, candidate: I64, why: str = "") -> tuple[StateEntry, ...]:
     def name(side: Side, event: int) -> str:
         return str(sides.modules[side.module[event]])
 
     return tuple(
-        StateEntry(name(sides.baseline, event), event, -1) for event in baseline.tolist()
-    ) + tuple(StateEntry(name(sides.candidate, event), -1, event) for event in candidate.tolist())
+        StateEntry(name(sides.baseline, event), event, -1, why) for event in baseline.tolist()
+    ) + tuple(
+        StateEntry(name(sides.candidate, event), -1, event, why) for event in candidate.tolist()
+    )
 
 
 @dataclass(frozen=True)
@@ -117,11 +123,40 @@ def _writers(side: Side, events: I64, partner: I64 | None, filler: int) -> U64:
     return np.where((total > 0) & (known == total), hash_columns(sums, total), alone)
 
 
+def _by_number(sides: Sides, _partners: Partners, left_a: I64, left_b: I64) -> tuple[I64, I64]:
+    """Python numbers of one name and value."""
+    keep_a, keep_b = (
+        np.flatnonzero(_is_number(side, left))
+        for side, left in ((sides.baseline, left_a), (sides.candidate, left_b))
+    )
+    keys_a, keys_b = (
+        hash_columns(side.module[events], side.per_event(side.content)[events])
+        for side, events in ((sides.baseline, left_a[keep_a]), (sides.candidate, left_b[keep_b]))
+    )
+    at_a, at_b, _ = match_equal(keys_a, keys_b, "any")
+    return keep_a[at_a], keep_b[at_b]
+
+
+def _is_number(side: Side, events: I64) -> Bools:
+    every = side.count_per_event(side.number) == np.diff(side.run.first_record)
+    numbers: Bools = every[events]
+    return numbers
+
+
 def _by_position(sides: Sides, _partners: Partners, left_a: I64, left_b: I64) -> tuple[I64, I64]:
-    """All of them in order, if their kinds are the same sequence."""
-    kinds_a, kinds_b = _kinds(sides.baseline, left_a), _kinds(sides.candidate, left_b)
-    everything = np.arange(len(left_a) if np.array_equal(kinds_a, kinds_b) else 0)
-    return everything, everything
+    """Tensors, and numbers, in order, each if their kinds are the same sequence."""
+    found_a, found_b = [], []
+    numbers_a = _is_number(sides.baseline, left_a)
+    numbers_b = _is_number(sides.candidate, left_b)
+    for wanted in (False, True):
+        at_a, at_b = np.flatnonzero(numbers_a == wanted), np.flatnonzero(numbers_b == wanted)
+        if np.array_equal(
+            _kinds(sides.baseline, left_a[at_a]), _kinds(sides.candidate, left_b[at_b])
+        ):
+            found_a.append(at_a)
+            found_b.append(at_b)
+    nothing = np.empty(0, np.int64)
+    return np.concatenate([nothing, *found_a]), np.concatenate([nothing, *found_b])
 
 
 def _by_content(sides: Sides, _partners: Partners, left_a: I64, left_b: I64) -> tuple[I64, I64]:

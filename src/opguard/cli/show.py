@@ -15,7 +15,8 @@ import numpy as np
 from opguard.cli.flags import debug_option
 from opguard.cli.output import terminal_width, wants_color, write
 from opguard.model import I64, REASON_SHIFT, EventFlag, RankEvents, Reason, RecordFlag, Run
-from opguard.report.text import clean, plural, render, section
+from opguard.report.scope import steps_in_words
+from opguard.report.text import INTERRUPT, THREADS_BEFORE, clean, plural, render, section
 from opguard.store.run_reader import load_run
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ def _parts(run: Run) -> Iterator[RenderableType]:
     if ranks:
         yield from section("Environment", _flat(ranks[0].opening.get("environment")))
     for rank in ranks:
-        coverage = _flat((rank.closing or {}).get("coverage"))
-        yield from section(f"Coverage of rank {rank.rank}", [*_tensors(rank), *coverage])
+        rows = [*_tensors(rank), *_coverage(rank)]
+        yield from section(f"Coverage of rank {rank.rank}", rows)
     for title, part in (("Operators", "operator"), ("Modules", "module"), ("Phases", "phase")):
         yield from section(title, _busiest(ranks, part))
 
@@ -57,6 +58,11 @@ def _identity(run: Run, ranks: list[RankEvents]) -> Iterator[tuple[str, str]]:
         words = [str(word) for word in command] if isinstance(command, list) else [str(command)]
         yield "command", clean(shlex.join(words))
         yield "mode", clean(str(opening.get("mode")))
+        steps = steps_in_words(opening)
+        if steps:
+            yield "fingerprinted", f"only {steps}"
+        if opening.get("mode") == "collectives":
+            yield "fingerprinted", "only communication"
         yield "mechanism", clean(str(opening.get("mechanism")))
     missing = [rank for rank in range(run.world_size) if rank not in run.ranks][:TOP]
     yield "ranks", f"{len(ranks)} of {run.world_size}"
@@ -86,6 +92,9 @@ def _calls(rank: RankEvents) -> I64:
 def _ending(rank: RankEvents) -> str:
     if rank.closing is None:
         return "partial: never closed"
+    exception = str(rank.closing.get("exception") or "")
+    if exception not in ("", INTERRUPT):
+        return f"partial: it ended with {clean(exception)}"
     if rank.closing.get("interrupted"):
         return "partial: interrupted"
     return "ended by --stop-after" if rank.closing.get("stopped") else "complete"
@@ -107,6 +116,14 @@ def _tensors(rank: RankEvents) -> Iterator[tuple[str, str]]:
         if reason is not Reason.PRESENT and reasons[reason]:
             name = reason.name.lower().replace("_", " ")
             yield f"no fingerprint: {name}", plural(int(reasons[reason]), "tensor record")
+
+
+def _coverage(rank: RankEvents) -> Iterator[tuple[str, str]]:
+    coverage = dict((rank.closing or {}).get("coverage") or {})
+    threads = int(coverage.pop("unarmed_threads", 0) or 0)
+    if threads:
+        yield "threads not captured", f"{threads:,}, {THREADS_BEFORE}"
+    yield from _flat(coverage)
 
 
 def _flat(facts: object, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -80,35 +80,34 @@ class Stage:
     It has no lock: one thread at a time may use it. Segments start at multiples of 8 bytes.
     """
 
-    __slots__ = ("_address", "_buffer", "_capacity", "_digests", "_lengths", "_used")
+    __slots__ = ("_address", "_buffer", "_capacity", "_segments")
 
     def __init__(self, capacity: int = STAGE_BYTES) -> None:
         """``capacity`` in bytes, rounded down to a multiple of 8."""
         self._buffer: U8 = np.zeros(capacity & -8, np.uint8)
         self._address: int = self._buffer.ctypes.data
         self._capacity = capacity & -8
-        self._used: int = 0
-        self._lengths: list[int] = []
-        self._digests: list[Digest] = []
+        self._segments: list[tuple[Digest, int, int]] = []
+        """(digest, length, end with padding). One append makes a segment: a signal handler may
+        raise between any two statements."""
 
     @property
     def used(self) -> int:
         """Bytes in use, padding included."""
-        return self._used
+        return self._segments[-1][2] if self._segments else 0
 
     def add(self, address: int | bytes, nbytes: int) -> Digest | None:
         """Copy ``nbytes`` bytes of readable memory at ``address``; None if they do not fit."""
         if not nbytes:
             return resolved(0, 0)
-        start = self._used
+        segments = self._segments
+        start = segments[-1][2] if segments else 0
         end = start + (nbytes + 7 & -8)
         if end > self._capacity:
             return None
         _memmove(self._address + start, address, nbytes)
-        self._used = end
-        self._lengths.append(nbytes)
         digest = Digest()
-        self._digests.append(digest)
+        segments.append((digest, nbytes, end))
         return digest
 
     def add_bytes(self, data: bytes) -> Digest | None:
@@ -117,15 +116,13 @@ class Stage:
 
     def clear(self) -> None:
         """Forget all segments; digests that were not resolved stay unset."""
-        self._used = 0
-        self._lengths = []
-        self._digests = []
+        self._segments = []
 
     def resolve(self) -> None:
         """Fill every digest handed out since :meth:`clear`."""
-        if not self._lengths:
+        if not self._segments:
             return
-        lengths = np.array(self._lengths, np.int64)
+        lengths = np.array([length for _, length, _ in self._segments], np.int64)
         words = lengths + 7 >> 3
         starts = np.cumsum(words) - words
         large = np.flatnonzero(lengths >= spec.REGION_BYTES).tolist()
@@ -139,7 +136,7 @@ class Stage:
             at = int(first_piece[index])
             cuts[at : at + spec.REGIONS] += spec.region_starts(int(words[index]))
         self._clear_padding(starts + words - 1, lengths)
-        mixes, folds = spec.piece_sums(self._buffer[: self._used], cuts, origins)
+        mixes, folds = spec.piece_sums(self._buffer[: self.used], cuts, origins)
         self._fill(
             np.add.reduceat(mixes, first_piece),
             np.bitwise_xor.reduceat(folds, first_piece),
@@ -147,7 +144,7 @@ class Stage:
         )
         for index in large:
             at = int(first_piece[index])
-            self._digests[index].regions = tuple(mixes[at : at + spec.REGIONS].tolist())
+            self._segments[index][0].regions = tuple(mixes[at : at + spec.REGIONS].tolist())
 
     def _clear_padding(self, last_words: I64, lengths: I64) -> None:
         """Zero what earlier use left between the end of each segment and the next one."""
@@ -157,8 +154,8 @@ class Stage:
         folded = (folds ^ folds >> np.uint64(32)) & np.uint64(0xFFFF_FFFF)
         view = self._buffer.data
         small_bytes = spec.SMALL_BYTES
-        columns = (self._digests, self._lengths, starts.tolist(), mixes.tolist(), folded.tolist())
-        for digest, length, start, mix, fold in zip(*columns, strict=True):
+        columns = (self._segments, starts.tolist(), mixes.tolist(), folded.tolist())
+        for (digest, length, _), start, mix, fold in zip(*columns, strict=True):
             digest.mix64 = mix
             digest.xor32 = fold
             digest.small = view[start : start + length].tobytes() if length <= small_bytes else b""

@@ -158,7 +158,10 @@ def _subclass_components(t: torch.Tensor) -> Components | Reason:
             return components(t.as_subclass(torch.Tensor))
         if not hasattr(t, "__tensor_flatten__"):
             return Reason.UNSUPPORTED
-        attributes, _context = t.__tensor_flatten__()
+        try:
+            attributes, _context = t.__tensor_flatten__()
+        except Exception:  # noqa: BLE001  (the program's code, which the program did not call)
+            return Reason.UNSUPPORTED
         if t.layout is torch.jagged:
             attributes = [name for name in _JAGGED_PARTS if name in attributes]
         found: list[tuple[str, torch.Tensor]] = []

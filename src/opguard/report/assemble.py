@@ -5,7 +5,10 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
+
+import numpy as np
 
 from opguard.gate import (
     Judgement,
@@ -13,7 +16,8 @@ from opguard.gate import (
     first_pivot,
     first_rank,
 )
-from opguard.model import Certificate, RankEvents, Run
+from opguard.model import Certificate, EventFlag, RankEvents, Run
+from opguard.report.event_reader import EventReader
 from opguard.report.findings import Findings
 from opguard.report.reasons import sentence
 from opguard.report.result import (
@@ -31,7 +35,10 @@ from opguard.report.result import (
     Result,
     SideTexts,
     StateName,
+    Unpaired,
+    UnpairedOperator,
 )
+from opguard.report.scope import notes_on_runs, restrictions
 from opguard.store.environment_key import flat_facts, key_parts
 
 MOST_NAMES: Final = 20
@@ -59,12 +66,16 @@ def assemble(
         pivot = findings[rank].finding(root)
         before = findings[rank].agreed_before(root)
     environment = _environment(baseline, candidate)
+    counts = _counts(certificates)
+    restricted = restrictions(baseline, candidate, counts.ignored)
+    reason = sentence(judgement.reason_code, pivot, environment.differs)
     return Result(
         verdict=judgement.verdict,
         exit_code=judgement.exit_code,
         reason_code=judgement.reason_code,
         reasons=judgement.reasons,
-        reason=sentence(judgement.reason_code, pivot, environment.differs),
+        reason=" ".join((reason, *restricted)),
+        restrictions=restricted,
         mechanism=SideTexts(_mechanism(baseline), _mechanism(candidate)),
         pivot=pivot,
         roots=tuple(
@@ -73,7 +84,7 @@ def assemble(
             for root in certificate.roots
         ),
         certified_prefix=_prefix(certificates, pivot),
-        counts=_counts(certificates),
+        counts=counts,
         final_state=_final_state(baseline, candidate, certificates),
         coverage=_coverage([*baseline.ranks.values(), *candidate.ranks.values()]),
         ranks=tuple(
@@ -90,7 +101,8 @@ def assemble(
         commands=Commands(reproduce=_command(baseline, candidate, policy_path)),
         agreed_before=before,
         programs=Programs(_program(baseline), _program(candidate)),
-        notes=_notes(certificates, findings),
+        unpaired=_unpaired([found for _, found in sorted(findings.items())]),
+        notes=(*notes_on_runs(baseline, candidate), *_notes(certificates, findings)),
     )
 
 
@@ -135,6 +147,7 @@ def _final_state(
                 rank,
                 _entry_name(baseline.ranks[rank], entry.baseline_seq),
                 _entry_name(candidate.ranks[rank], entry.candidate_seq),
+                entry.why,
             )
             for rank, state in zip(ranks, states, strict=True)
             for entry in getattr(state, field)[:MOST_NAMES]
@@ -174,6 +187,7 @@ def _coverage(ranks: Sequence[RankEvents]) -> Coverage:
         lost_events=total("lost_events"),
         uncaptured_processes=total("uncaptured_processes"),
         uncaptured_ranks=total("uncaptured_ranks"),
+        unarmed_threads=total("unarmed_threads"),
     )
 
 
@@ -199,20 +213,50 @@ def _facts(run: Run, probe: tuple[str, ...]) -> dict[str, Any]:
 
 def _program(run: Run) -> Program:
     first = first_rank(run)
-    closing = first.closing or {}
-    exit_code = closing.get("exit_code")
+    endings = [events.closing or {} for _, events in sorted(run.ranks.items())]
+    exit_code = endings[0].get("exit_code")
+    steps = (first.opening.get("settings") or {}).get("steps")
     return Program(
         path=run.path,
         run_id=run.run_id,
         command=tuple(map(str, first.opening.get("command") or ())),
         mode=str(first.opening.get("mode", "")),
+        steps=(int(steps[0]), int(steps[1])) if steps else None,
         world_size=run.world_size,
         partial_ranks=tuple(rank for rank, events in sorted(run.ranks.items()) if events.partial),
+        unclosed_ranks=tuple(
+            rank for rank, events in sorted(run.ranks.items()) if events.closing is None
+        ),
         exit_code=exit_code if isinstance(exit_code, int) else None,
-        exception=closing.get("exception"),
-        interrupted=bool(closing.get("interrupted")),
-        stopped=bool(closing.get("stopped")),
+        exception=next((e["exception"] for e in endings if e.get("exception")), None),
+        interrupted=any(e.get("interrupted") for e in endings),
+        stopped=bool(endings[0].get("stopped")),
         problems=tuple(problem for events in run.ranks.values() for problem in events.problems),
+    )
+
+
+def _unpaired(ranks: Sequence[Findings]) -> Unpaired:
+    return Unpaired(
+        _unpaired_of([rank.baseline for rank in ranks]),
+        _unpaired_of([rank.candidate for rank in ranks]),
+    )
+
+
+def _unpaired_of(ranks: Sequence[EventReader]) -> tuple[UnpairedOperator, ...]:
+    """Operator calls without counterpart, by operator and module."""
+    found: Counter[tuple[str, str]] = Counter()
+    for reader in ranks:
+        run = reader.run
+        alone = np.flatnonzero(~reader.paired & ((run.flags & EventFlag.STATE) == 0))
+        numbers, first, counts = np.unique(
+            run.boundary[alone], return_index=True, return_counts=True
+        )
+        for at in np.argsort(first).tolist():
+            boundary = run.boundaries[numbers[at]]
+            found[boundary.operator, boundary.module] += int(counts[at])
+    return tuple(
+        UnpairedOperator(op, module, count)
+        for (op, module), count in islice(found.items(), MOST_NAMES)
     )
 
 
@@ -222,14 +266,15 @@ def _notes(
     notes: list[str] = []
     for rank, certificate in sorted(certificates.items()):
         said = [*certificate.alignment.notes]
-        for side, seq in certificate.unverified[:MOST_WRITES]:
+        writes: Counter[str] = Counter()
+        for side, seq in certificate.unverified:
             reader = getattr(findings[rank], side)
             place = reader.place(seq)
             where = f" at {place.file}:{place.line}" if place.file else ""
-            said.append(
-                f"only the {side} has {reader.boundary(seq).operator}{where}; "
-                "what it wrote was never verified"
-            )
+            writes[f"only the {side} has {reader.boundary(seq).operator}{where}"] += 1
+        for write, count in islice(writes.items(), MOST_WRITES):
+            times = f" ({count:,} times)" if count > 1 else ""
+            said.append(f"{write}{times}; what it wrote was never verified")
         prefix = f"rank {rank}: " if len(certificates) > 1 else ""
         notes.extend(prefix + note for note in said)
     return tuple(notes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from opguard.frames import user_frame
+from opguard.frames import Frame, user_frame
 from opguard.model import (
     DTYPES,
     I64,
@@ -29,6 +30,12 @@ _NUMPY: Final = {
     "float64": "<f8", "complex64": "<c8", "complex128": "<c16", "python_bool": "?",
     "python_int": "<i8", "python_float": "<f8", "python_complex": "<c16",
 }  # fmt: skip
+
+
+_LAUNCHER: Final = re.compile(
+    r"(^|/)(site|dist)-packages/click/|(^|/)runpy\.py$|^<frozen runpy>$|(^|/)bin/opguard$"
+    r"|(^|/)opguard/__main__\.py$"
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class EventReader:
         """Where the event stands."""
         boundary = self.boundary(seq)
         file, line, function = user_frame(boundary.stack)
-        return Place(seq, self._occurrence(seq), file, line, function, boundary.stack)
+        return Place(seq, self._occurrence(seq), file, line, function, _program(boundary.stack))
 
     def arguments(self, seq: int) -> str:
         """All arguments, those that are only shown too."""
@@ -133,6 +140,14 @@ class EventReader:
             same = np.array([b.operator == operator for b in self.run.boundaries], np.bool_)
             self._positions[operator] = np.flatnonzero(same[self.run.boundary])
         return int(np.searchsorted(self._positions[operator], seq))
+
+
+def _program(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The stack without what started the program, its outermost frames."""
+    end = len(stack)
+    while end and _LAUNCHER.search(stack[end - 1][0].replace("\\", "/")):
+        end -= 1
+    return stack[:end]
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from opguard.report.result import Environment
+
 EXPLANATIONS: Final = {
     "raised": (
         "The operator raised an exception on one side and returned on the other.",
@@ -65,3 +67,27 @@ EXPLANATIONS: Final = {
 def explain(class_name: str) -> tuple[str, str]:
     """Meaning and advice of a class, empty where there is nothing to say."""
     return EXPLANATIONS.get(class_name, ("", ""))
+
+
+_THREADS: Final = frozenset({"intra_op_threads", "OMP_NUM_THREADS", "MKL_NUM_THREADS"})
+_MOST_FACTS: Final = 3
+
+
+def environment_first(class_name: str, environment: Environment) -> str:
+    """What to look at before the operator itself, where the environments differ; else empty.
+
+    Equal inputs that give another result are most often that.
+    """
+    if class_name not in ("origin", "origin?") or not environment.differs:
+        return ""
+    facts = [
+        f"{name} {environment.baseline.get(name, 'not set')} against "
+        f"{environment.candidate.get(name, 'not set')}"
+        for name in environment.differs[:_MOST_FACTS]
+    ]
+    left = len(environment.differs) - len(facts)
+    if left:
+        facts.append(f"{left} more")
+    threads = not _THREADS.isdisjoint(environment.differs)
+    hint = "thread counts change bits" if threads else "that alone may change bits"
+    return f"The two runs ran in different environments: {', '.join(facts)}: {hint}."

@@ -154,6 +154,8 @@ class StateName:
     rank: int
     baseline: str
     candidate: str
+    why: str = ""
+    """Why it was not compared, in words."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class FinalState:
     unpaired_entries: tuple[StateName, ...] = ()
     """The first 20."""
     not_compared_entries: tuple[StateName, ...] = ()
-    """Random states that differed before the program started and were never seeded."""
+    """The first 20, each with its reason."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,26 @@ class Coverage:
     lost_events: int = 0
     uncaptured_processes: int = 0
     uncaptured_ranks: int = 0
+    unarmed_threads: int = 0
+    """Threads that ran before the capture started and were not captured."""
     kernels: Kernels = field(default_factory=Kernels)
+
+
+@dataclass(frozen=True)
+class UnpairedOperator:
+    """Events of one operator and module that have no counterpart."""
+
+    op: str
+    module: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Unpaired:
+    """The first 20 on each side, by first appearance."""
+
+    baseline: tuple[UnpairedOperator, ...] = ()
+    candidate: tuple[UnpairedOperator, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,8 +260,12 @@ class Program:
     run_id: str = ""
     command: tuple[str, ...] = ()
     mode: str = ""
+    steps: tuple[int, int] | None = None
+    """The half-open range of ``--steps``; None: all steps were fingerprinted."""
     world_size: int = 1
     partial_ranks: tuple[int, ...] = ()
+    unclosed_ranks: tuple[int, ...] = ()
+    """Those of ``partial_ranks`` whose program did not come to any end that was seen."""
     exit_code: int | None = None
     """None when the program did not reach its end."""
     exception: str | None = None
@@ -268,7 +293,9 @@ class Result:
     reason_code: str
     reasons: tuple[str, ...]
     reason: str
-    """One sentence for people."""
+    """One sentence for people, and what restricts it."""
+    restrictions: tuple[str, ...] = ()
+    """Sentences: what the verdict does not reach (``--steps``, ``--stop-after``, policy)."""
     mechanism: SideTexts = field(default_factory=SideTexts)
     pivot: Finding | None = None
     roots: tuple[Finding, ...] = ()
@@ -282,6 +309,7 @@ class Result:
     agreed_before: tuple[AgreeingPair, ...] = ()
     """The last pairs (at most 5) that agreed before the pivot, in candidate order."""
     programs: Programs = field(default_factory=Programs)
+    unpaired: Unpaired = field(default_factory=Unpaired)
     notes: tuple[str, ...] = ()
     """What else a reader should know, a sentence each."""
     schema: int = SCHEMA

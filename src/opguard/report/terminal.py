@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from opguard.model import STATE_OPERATOR
-from opguard.report.explain import explain
+from opguard.report.explain import environment_first, explain
 from opguard.report.result import (
     Finding,
     Place,
@@ -18,7 +18,16 @@ from opguard.report.result import (
     StateName,
     TensorDifference,
 )
-from opguard.report.text import clean, clean_path, grid, plural, render, section
+from opguard.report.text import (
+    INTERRUPT,
+    THREADS_BEFORE,
+    clean,
+    clean_path,
+    grid,
+    plural,
+    render,
+    section,
+)
 
 VERDICT_STYLES: Final = {
     "identical": "bold green",
@@ -29,6 +38,7 @@ VERDICT_STYLES: Final = {
 MAX_TENSORS: Final = 6
 MAX_ROOTS: Final = 8
 MAX_NAMES: Final = 8
+MAX_UNPAIRED: Final = 5
 REGIONS: Final = 8
 """Equal runs of words of a large tensor that have fingerprints of their own."""
 
@@ -43,11 +53,14 @@ def _parts(result: Result) -> Iterator[RenderableType]:
     yield verdict.append(f" ({result.reason_code}, exit code {result.exit_code})", style="default")
     yield Text(clean(result.reason))
     if result.pivot is not None:
-        yield from _pivot(result.pivot)
+        yield from _pivot(
+            result.pivot, environment_first(result.pivot.class_name, result.environment)
+        )
     yield from section("Agreed just before", _agreed_before(result))
     yield from section("Divergences that start on their own", _roots(result))
     yield from section("Final state", _final_state(result))
     yield from section("Compared", _compared(result))
+    yield from section("Ran on one side only", _unpaired(result))
     yield from section("Not covered", _not_covered(result))
     yield from section("Environment differs", _environment(result))
     yield from section("Runs", _programs(result))
@@ -55,7 +68,7 @@ def _parts(result: Result) -> Iterator[RenderableType]:
     yield from _commands(result)
 
 
-def _pivot(pivot: Finding) -> Iterator[RenderableType]:
+def _pivot(pivot: Finding, lead: str) -> Iterator[RenderableType]:
     yield Text()
     if pivot.op == STATE_OPERATOR:
         yield Text("no operator that was compared diverged; the final state differs")
@@ -65,7 +78,8 @@ def _pivot(pivot: Finding) -> Iterator[RenderableType]:
         yield line.append(clean(pivot.op), style="bold red")
     yield grid([*_places(pivot), *_identity(pivot)])
     meaning, advice = explain(pivot.class_name)
-    yield from section("What it means", [("", meaning), ("", advice)] if meaning else [])
+    texts = [clean(lead, 2000), meaning, advice]
+    yield from section("What it means", [("", text) for text in texts if text])
     yield from section("Arguments", _arguments(pivot))
     yield from section("Results that differ", _tensors(pivot.tensors))
     yield from section("Inputs that differ", _tensors(pivot.inputs))
@@ -180,9 +194,15 @@ def _final_state(result: Result) -> Iterator[tuple[str, str]]:
         yield "differing", _names(state.differing_entries, state.differing)
     if state.unpaired:
         yield "no partner", _names(state.unpaired_entries, state.unpaired)
-    if state.not_compared:
-        names = _names(state.not_compared_entries, state.not_compared)
-        yield "not compared", f"{names}: never seeded, and different from the start"
+    by_reason: dict[str, dict[str, StateName]] = {}
+    for entry in state.not_compared_entries:  # a generator of two ranks is named once
+        by_reason.setdefault(entry.why, {})[entry.candidate or entry.baseline] = entry
+    for why, named in by_reason.items():
+        reason = f": {clean(why)}" if why else ""
+        yield "not compared", _names(tuple(named.values()), len(named)) + reason
+    left = state.not_compared - len(state.not_compared_entries)
+    if left > 0:
+        yield "not compared", f"and {left:,} more"
 
 
 def _names(entries: Sequence[StateName], total: int) -> str:
@@ -208,6 +228,18 @@ def _compared(result: Result) -> Iterator[tuple[str, str]]:
             yield label, f"{count:,}"
 
 
+def _unpaired(result: Result) -> Iterator[tuple[str, str]]:
+    for side, operators in (
+        ("baseline", result.unpaired.baseline),
+        ("candidate", result.unpaired.candidate),
+    ):
+        for operator in operators[:MAX_UNPAIRED]:
+            times = f"({operator.count:,} times)" if operator.count > 1 else ""
+            yield side, f"{clean(operator.op)} {_in_module(operator.module)}{times}".rstrip()
+        if len(operators) > MAX_UNPAIRED:
+            yield side, "and others"
+
+
 def _not_covered(result: Result) -> Iterator[tuple[str, str]]:
     coverage, counts = result.coverage, result.counts
     for label, count in (
@@ -222,6 +254,8 @@ def _not_covered(result: Result) -> Iterator[tuple[str, str]]:
     ):
         if count:
             yield label, f"{count:,}"
+    if coverage.unarmed_threads:
+        yield "threads not captured", f"{coverage.unarmed_threads:,}, {THREADS_BEFORE}"
     if coverage.opaque_regions:
         regions = [clean(name, 120) for name in coverage.opaque_regions[:MAX_NAMES]]
         left = len(coverage.opaque_regions) - len(regions)
@@ -250,15 +284,15 @@ def _programs(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _ending(program: Program) -> Iterator[str]:
-    if program.partial_ranks:
-        ranks = ", ".join(str(rank) for rank in program.partial_ranks)
+    if program.unclosed_ranks:
+        ranks = ", ".join(str(rank) for rank in program.unclosed_ranks)
         yield f"partial: rank {ranks} was not closed; only what had been stored was compared"
-    if program.interrupted:
-        yield "the program was interrupted"
     if program.stopped:
         yield "ended by --stop-after; what follows was not captured"
-    if program.exception:
-        yield f"the program raised {clean(program.exception)}"
+    if program.exception not in (None, INTERRUPT):
+        yield f"partial: it ended with {clean(program.exception)}"
+    elif program.interrupted:
+        yield "partial: the program was interrupted"
     elif program.exit_code:
         yield f"the program exited with code {program.exit_code}"
     for problem in program.problems:

@@ -19,6 +19,10 @@ MAX_WIDTH: Final = 120
 """Lines longer than this are hard to read, however wide the terminal is."""
 NAME_LIMIT: Final = 400
 """Characters of one name or argument list that are shown; real ones are shorter."""
+INTERRUPT: Final = "KeyboardInterrupt"
+"""The exception that is no failure of the program."""
+THREADS_BEFORE: Final = "which ran before the capture started"
+"""Why threads were not captured."""
 
 
 def clean(text: str, limit: int = NAME_LIMIT) -> str:

@@ -66,8 +66,8 @@ def check_free(folder: Path, rank: int, world_size: int, run_id: str | None, for
             return
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder")
-        if any(folder.iterdir()) and not force and not _may_join(folder, rank, world_size, run_id):
-            raise UsageError(f"{folder} is not empty; name another folder, or use --force")
+        if any(folder.iterdir()) and not _may_join(folder, rank, world_size, run_id):
+            _check_replaceable(folder, force)
     except OSError as error:
         raise _cannot_write(folder, error) from error
 
@@ -147,8 +147,7 @@ def _create_or_join(
     if any(folder.iterdir()):
         if _may_join(folder, rank, world_size, run_id):
             return False
-        if not force:
-            raise UsageError(f"{folder} is not empty; name another folder, or use --force")
+        _check_replaceable(folder, force)
         _empty_run(folder)
     value = {
         "format": RUN_FORMAT,
@@ -194,6 +193,20 @@ def _may_join(folder: Path, rank: int, world_size: int, run_id: str | None) -> b
 
 def _empty_run(folder: Path) -> None:
     """Take the run out of ``folder``. ``run.json`` goes last, so that a second try can go on."""
+    for entry in sorted(folder.iterdir()):
+        if not _OWN_FOLDER.fullmatch(entry.name):
+            continue
+        if entry.is_symlink():
+            entry.unlink()
+        elif entry.is_dir():
+            shutil.rmtree(entry)
+    (folder / RUN_FILE).unlink()
+
+
+def _check_replaceable(folder: Path, force: bool) -> None:
+    """Refuse to replace what is in ``folder``, unless it is a run and ``force`` is given."""
+    if not force:
+        raise UsageError(f"{folder} is not empty; name another folder, or use --force")
     if folder.is_symlink():
         raise UsageError(f"{folder} is a link; --force does not delete through links")
     run_file = folder / RUN_FILE
@@ -202,14 +215,6 @@ def _empty_run(folder: Path) -> None:
     start = run_file.read_bytes()[: len(_RUN_START)]
     if start not in {_RUN_START, b""}:  # empty: its writer was killed between two calls
         raise UsageError(f"{run_file} is not OpGuard's; --force deletes only runs")
-    for entry in sorted(folder.iterdir()):
-        if not _OWN_FOLDER.fullmatch(entry.name):
-            continue
-        if entry.is_symlink():
-            entry.unlink()
-        elif entry.is_dir():
-            shutil.rmtree(entry)
-    run_file.unlink()
 
 
 def _make_rank_folder(folder: Path, rank: int, opening: Mapping[str, Any]) -> Path:
