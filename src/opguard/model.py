@@ -199,8 +199,8 @@ class RankEvents:
     A producer is the global index of the record that wrote the bytes: an output of an earlier
     event. The outputs of in-place writes (slot ending in ``!``) also list, as producers, the
     records whose bytes they overwrote; the first write into a storage that ``set_`` gave to a
-    tensor lists the record that created that tensor. Records of ``STATE`` events list the last writers of
-    their storage, or, if capture saw none, the first input record that read it.
+    tensor lists the record that created that tensor. Records of ``STATE`` events list the last
+    writers of their storage, or, if capture saw none, the first input record that read it.
     """
 
     rank: int
