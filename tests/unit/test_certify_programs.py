@@ -63,8 +63,14 @@ def run(calls: list[Call], fault: int = -1, log: tuple[int, ...] = ()) -> Rank:
         content += "!" if number == fault else ""
         made = Value(content, producers=(target.index,)) if call.in_place else Value(content)
         slot = "self!" if call.in_place else "0"
+        # As in PyTorch, an operator's name says whether and what it writes: mul, mul_, mul_out_.
+        name = (
+            call.op
+            + ("_out" if call.overwrites and call.in_place else "")
+            + ("_" if call.in_place else "")
+        )
         tensors[call.result] = rank.op(
-            call.op, inputs, {slot: made}, module=call.module, args=call.argument, line=number
+            name, inputs, {slot: made}, module=call.module, args=call.argument, line=number
         )
         if number in log:
             # An operator that the program uses too, so that it could be taken for another call.
