@@ -164,12 +164,11 @@ class Reader:
                 entry.explain(tensor)
             if producers:
                 producers = tuple(p for p in producers if p < event_start and self._tracks)
-            if entry.external:
-                pass  # others may write it: it is compared as it stands
-            elif void is True:
-                entry.void = VoidMap(entry.nbytes)
-            elif void is not False:
-                entry.leave_void(geometry, void)
+            if void is not False and not entry.external:  # what others may write is compared
+                if void is True:
+                    entry.void = VoidMap(entry.nbytes)
+                else:
+                    entry.leave_void(geometry, void)
         else:
             producers = entry.producers(geometry)
         if entry.void is not None and entry.is_void(geometry):

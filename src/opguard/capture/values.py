@@ -207,9 +207,6 @@ class Values:
         self._storages: dict[int, Storage] = {}
         self._sweep_at = SWEEP_EVERY
 
-    def __len__(self) -> int:
-        return len(self._storages)
-
     def meet(
         self, key: int, tensor: torch.Tensor, storage: torch.UntypedStorage, *, cpu: bool
     ) -> Storage:
