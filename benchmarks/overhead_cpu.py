@@ -29,6 +29,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opguard
+from opguard.fingerprint import native
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt"
 sys.path.insert(0, str(EXAMPLE))
@@ -44,9 +45,16 @@ class EmptyMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def captured(folder: Path, mode: str) -> Observation:
+def captured(folder: Path, mechanism: str, mode: str) -> Observation:
     """Capture into a new folder below ``folder`` each time."""
-    return lambda: opguard.capture(Path(tempfile.mkdtemp(dir=folder)) / "run", mode=mode)
+    return lambda: opguard.capture(
+        Path(tempfile.mkdtemp(dir=folder)) / "run", mode=mode, mechanism=mechanism
+    )
+
+
+def mechanisms() -> list[str]:
+    """Those that are there, the recorder first."""
+    return ["native", "dispatch"] if native.available() else ["dispatch"]
 
 
 def debug_modes() -> dict[str, Observation]:
@@ -115,8 +123,11 @@ def measure(width: int, batch: tuple[int, int], rounds: int, steps: int) -> list
         observations: dict[str, Observation] = {
             "plain": contextlib.nullcontext,
             "empty dispatch mode": EmptyMode,
-            "opguard trusted": captured(Path(folder), "trusted"),
-            "opguard full": captured(Path(folder), "full"),
+            **{
+                f"{mechanism} {mode}": captured(Path(folder), mechanism, mode)
+                for mechanism in mechanisms()
+                for mode in ("trusted", "full")
+            },
             **debug_modes(),
         }
         variants = [Variant(name, observe, width, batch) for name, observe in observations.items()]

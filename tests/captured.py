@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+from torch.utils import _python_dispatch
+
 import opguard
 from opguard.cli.dump import dump_lines
+from opguard.fingerprint import native
 from program import run_program
+
+MECHANISM = "auto"
+"""Set by a fixture for tests that run under each mechanism."""
 
 
 @dataclass
@@ -84,9 +91,23 @@ def read(folder: Path) -> list[Captured]:
 
 def capture(folder: Path, program: Callable[[], Any], **options: Any) -> Captured:
     """Events of ``program()`` under ``opguard.capture``."""
-    with opguard.capture(folder, **options):
+    with opguard.capture(folder, **{"mechanism": MECHANISM, **options}):
         program()
     return read(folder)[0]
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """What runs inside is captured by no mechanism."""
+    module = native.module() if native.available() else None
+    with _python_dispatch._disable_current_modes():
+        if module is not None:
+            module.begin_unseen()
+        try:
+            yield
+        finally:
+            if module is not None:
+                module.end_unseen()
 
 
 def run_source(folder: Path, source: str, *arguments: str, **options: Any) -> CompletedProcess[str]:
@@ -95,6 +116,6 @@ def run_source(folder: Path, source: str, *arguments: str, **options: Any) -> Co
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
     return run_program(
-        ["run", *options.pop("flags", ()), "-o", str(folder / "run"), str(script), *arguments],
+        ["run", "--mechanism", MECHANISM, *options.pop("flags", ()), "-o", str(folder / "run"), str(script), *arguments],
         **options,
     )

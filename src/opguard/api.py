@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from opguard.model import Mode, Run
     from opguard.policy import Policy
     from opguard.report.result import Result
+    from opguard.settings import MechanismChoice
+
+_logger = logging.getLogger("opguard")
 
 
 def load_run(path: str | Path) -> Run:
@@ -76,6 +80,7 @@ def capture(
     path: str | Path,
     *,
     mode: Mode = "trusted",
+    mechanism: MechanismChoice = "auto",
     steps: tuple[int, int] | None = None,
     force: bool = False,
 ) -> Iterator[None]:
@@ -84,12 +89,14 @@ def capture(
     Args:
         path: folder of the run; made where it is missing.
         mode: ``trusted``, ``full`` or ``collectives`` (what is fingerprinted).
+        mechanism: ``native``, ``dispatch``, or ``auto``: the C++ recorder where it is built.
         steps: half-open range of the steps to fingerprint; None: all.
         force: empty the folder of another run first.
 
     Raises:
         UsageError: the folder holds something else, or a capture is already open.
         CaptureError: the folder cannot be written, or the rank is unknown.
+        NativeError: the mechanism is ``native``, and the recorder is not there.
     """
     from opguard.capture.session import CaptureSession, Ending
     from opguard.settings import CaptureSettings
@@ -97,8 +104,10 @@ def capture(
     def say(text: str) -> None:
         warnings.warn(text, OpguardWarning, stacklevel=2)
 
-    settings = CaptureSettings(output=Path(path), mode=mode, steps=steps, force=force)
-    session = CaptureSession(settings, sys.argv, say)
+    settings = CaptureSettings(
+        output=Path(path), mode=mode, mechanism=mechanism, steps=steps, force=force
+    )
+    session = CaptureSession(settings, sys.argv, say, note=_logger.warning)
     session.start()
     ending = Ending(exit_code=None, exception="unknown", interrupted=True)
     try:
@@ -129,7 +138,8 @@ def capture_worker() -> Iterator[None]:
     if around is None:
         yield
         return
-    with capture(around.output, mode=cast("Mode", around.mode)):
+    mode, mechanism = cast("Mode", around.mode), cast("MechanismChoice", around.mechanism)
+    with capture(around.output, mode=mode, mechanism=mechanism):
         unmark(around.marks)
         yield
 

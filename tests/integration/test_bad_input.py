@@ -348,14 +348,16 @@ def test_a_defect_exits_70(real: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def sum_with_a_defect(folder: Path) -> torch.Tensor:
+    from opguard.capture.dispatch import Dispatch
     from opguard.capture.session import CaptureSession
 
-    with opguard.capture(folder):
+    with opguard.capture(folder, mechanism="dispatch"):
         x = torch.ones(2)
         x = x + 1
         session = CaptureSession.active()
         assert session is not None
-        session._recorder._returns.clear()  # raises inside of capture, as a defect would
+        assert isinstance(session._mechanism, Dispatch)
+        session._mechanism.recorder._returns.clear()  # raises inside of capture, as a defect would
         for _ in range(4):
             x = x + 1
     return x

@@ -318,20 +318,25 @@ def test_models_of_a_program_without_steps_are_let_go(tmp_path: Path) -> None:
     assert sum(event.module == "Linear.weight" for event in captured.state) == 600
 
 
+@pytest.mark.mechanism("dispatch", reason="calls the mode itself")
 def test_a_thread_without_python_frames(tmp_path: Path) -> None:
     """Autograd's device threads call operators straight from C++."""
     import _thread
     import threading
 
+    from opguard.capture.dispatch import Dispatch
     from opguard.capture.session import CaptureSession
 
     def program() -> None:
         session = CaptureSession.active()
         assert session is not None
-        mode, done = session._main_mode, threading.Event()
+        mechanism, done = session._mechanism, threading.Event()
+        assert isinstance(mechanism, Dispatch)
+        mode = mechanism._main_mode
+        assert mode is not None
         operator = torch.ops.aten.full.default
         _thread.start_new_thread(mode.__torch_dispatch__, (operator, (), ([3], 2.0)))
-        while session._recorder.events == 0:
+        while mechanism.recorder.events == 0:
             done.wait(0.01)
 
     event = capture(tmp_path, program).one("full")

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils import _python_dispatch
 
 import opguard
-from captured import capture, read, run_source
+from captured import capture, read, run_source, unseen
 from opguard.capture import reader
 from opguard.capture.geometry import Geometry
 from opguard.capture.interning import Interner
@@ -41,7 +40,7 @@ def verdict(
 
 def litter(value: float) -> None:
     """Freed memory that ``torch.empty`` gets next."""
-    with _python_dispatch._disable_current_modes():
+    with unseen():
         kept = [torch.full((size,), value + i) for i in range(50) for size in (64, 1024, 16384)]
         del kept
 
@@ -144,7 +143,7 @@ def test_a_hole_in_an_overlapping_value_is_not_known_through_it(tmp_path: Path) 
         x = torch.arange(10.0) + 1
         x.numpy  # noqa: B018
         odd = x.as_strided((2, 2), (3, 0))
-        with _python_dispatch._disable_current_modes():
+        with unseen():
             x.add_(1)
         odd.sin()
         x[1:3].cos()
@@ -190,7 +189,7 @@ def test_a_foreign_write_after_a_conversion_is_still_seen(tmp_path: Path) -> Non
             p.add_(1)
         p.data = torch.full((3,), 2.0)
         p.sin()
-        with _python_dispatch._disable_current_modes(), torch.no_grad():
+        with unseen(), torch.no_grad():
             p.add_(1)
         p.cos()
 
@@ -255,6 +254,7 @@ def test_subclasses_of_numbers_have_the_bits_of_the_number() -> None:
         assert row[5].small == plain[5].small
 
 
+@pytest.mark.mechanism("dispatch", reason="the limit is lowered in Python")
 def test_long_lists_share_slots_and_are_compared_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +279,7 @@ def test_more_tensors_than_slots_can_name(tmp_path: Path) -> None:
     assert len(captured.one("stack").inputs) == reader.MOST_ELEMENTS + 1
 
 
+@pytest.mark.mechanism("dispatch", reason="no Python runs in the recorder")
 @pytest.mark.parametrize("name", ["before", "output", "extend"])
 def test_links_stay_right_when_a_signal_handler_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

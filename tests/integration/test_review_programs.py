@@ -72,6 +72,7 @@ def test_a_compiled_module_runs_as_without_capture(tmp_path: Path) -> None:
     assert {event.module for event in compiled} == {"Sequential"}
 
 
+@pytest.mark.mechanism("dispatch", reason="the recorder sees what is traced")
 def test_tracing_works_and_is_an_opaque_region(tmp_path: Path) -> None:
     results = []
 

@@ -46,7 +46,6 @@ class Collectives:
         self.pending: list[PendingCollective] = []
         self._waited_for: list[Any] = []
         """Works whose ``wait`` is running: what it calls belongs to the collective."""
-        self._restore: Callable[[], None] | None = None
 
     def called(self, call: Call, result: Any, finish: Callable[..., None]) -> None:
         """A collective returned: its event is written by ``finish(call, result, ready=…)`` now if
@@ -110,17 +109,6 @@ class Collectives:
     def _finish(self, pending: PendingCollective, *, ready: bool) -> None:
         self.pending.remove(pending)
         pending.finish(ready)
-
-    def arm(self, observe: Callable[[Any, str], None]) -> None:
-        """Wrap ``Work.wait``; ``observe`` is called with the work and ``begins``, ``returned`` or
-        ``raised``."""
-        self._restore = torch_private.wrap_work_wait(observe)
-
-    def disarm(self) -> None:
-        """Put ``Work.wait`` back."""
-        if self._restore is not None:
-            self._restore()
-            self._restore = None
 
 
 def work_in(result: Any) -> Any:

@@ -8,6 +8,7 @@ functions stay compiled, and a mode the program left on the stack stays there.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -18,15 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opguard.capture import torch_private
 from opguard.capture.blame import raised_by_us
 from opguard.capture.call import Call
+from opguard.capture.interning import Interner
+from opguard.capture.mechanism import Session, StopProgram
+from opguard.capture.modules import Program
 from opguard.capture.operators import Kind, Operator
+from opguard.capture.patches import Patches, patch_for_mode, patch_graph_replay
 from opguard.capture.recorder import Recorder
+from opguard.model import Mechanism
 
 EVENT: Final = Kind.EVENT
 NO_LIMIT: Final = sys.maxsize
-
-
-class StopProgram(SystemExit):
-    """``--stop-after`` is reached: ends the program as ``sys.exit(0)`` would."""
 
 
 @dataclass
@@ -187,11 +189,93 @@ class CaptureMode(TorchDispatchMode):
 torch_private.leave_untraced(CaptureMode.__torch_dispatch__)
 
 
-def install(mode: CaptureMode) -> None:
-    """Put ``mode`` on this thread's stack."""
-    torch_private.push_mode(mode)
+class Dispatch:
+    """See :class:`opguard.capture.mechanism.Mechanism`."""
 
+    name: Mechanism = "dispatch"
+    sees_all_threads = False
 
-def uninstall(mode: CaptureMode) -> None:
-    """Take it off again, wherever in the stack it stands."""
-    torch_private.remove_mode(mode)
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._switch = Switch(collectives_only=session.mode == "collectives")
+        interner = Interner()
+        self.program = Program(interner, session.observer, session.fail)
+        self.recorder = Recorder(
+            interner, self.program, session.mode, session.submit, session.first_event
+        )
+        self.lock = self.recorder.lock
+        self._main_mode: CaptureMode | None = None
+        self.exported = self.recorder.exported
+        self.storage_resized = self.recorder.storage_resized
+        self.forget_values = self.recorder.forget_values
+        self.waits = self.recorder.waits
+        self.begin_state_pass = self.recorder.begin_state_pass
+        self.emit_state = self.recorder.emit_state
+        self.take_waiting = self.recorder.take_waiting
+        self.flush = self.recorder.flush
+        self.close = self.recorder.close
+
+    @property
+    def stopped(self) -> bool:
+        """The limit of events was reached, and the program is being ended."""
+        return self._switch.stopped
+
+    def _new_mode(self) -> CaptureMode:
+        mode = CaptureMode(self.recorder, self._switch, self._session.fail)
+        torch_private.push_mode(mode)
+        return mode
+
+    def start(self) -> None:
+        """Put a mode on this thread's stack."""
+        self._main_mode = self._new_mode()
+
+    def disarm(self) -> None:
+        """Nothing more is captured."""
+        self._switch.disarm()
+
+    def stop(self) -> None:
+        """Take the mode off again, wherever in the stack it stands."""
+        if self._main_mode is not None:
+            torch_private.remove_mode(self._main_mode)
+
+    after_fork = stop
+
+    def arm_thread(self) -> Callable[[], None]:
+        """A mode of its own for the calling thread."""
+        mode = self._new_mode()
+
+        def disarm_thread() -> None:
+            torch_private.remove_mode(mode)
+
+        return disarm_thread
+
+    def select(self, on: bool) -> None:
+        """Whether operators are captured."""
+        self._switch.on = on and self._switch.armed
+
+    def set_limit(self, events: int) -> None:
+        """End the program at the first operator after so many events."""
+        self._switch.limit = events
+
+    def patch(self, patches: Patches, entered: Callable[[str], None]) -> None:
+        """What a mode cannot see, or must not be active in."""
+        patch_graph_replay(patches, entered)
+        patch_for_mode(patches, entered)
+
+    def finish_collectives(self) -> None:
+        """Write the events of collectives that are still in flight."""
+        self.recorder.collectives.finish_all()
+
+    def unfingerprinted(self) -> Counter[str]:
+        """Records without fingerprint, by reason."""
+        return self.recorder.reader.unfingerprinted
+
+    @property
+    def foreign_values(self) -> int:
+        """Inputs after the first step that no event produced."""
+        return self.recorder.foreign_values
+
+    @property
+    def lost_events(self) -> int:
+        """Calls that something of the program's own interrupted while they were recorded."""
+        return self.recorder.lost_events

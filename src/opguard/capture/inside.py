@@ -19,11 +19,14 @@ class Inside:
     pid: int
     output: Path
     mode: str
+    mechanism: str
     marks: Path
 
     def announce(self) -> None:
         """Put it into the environment."""
-        os.environ[VARIABLE] = json.dumps([self.pid, str(self.output), self.mode, str(self.marks)])
+        os.environ[VARIABLE] = json.dumps(
+            [self.pid, str(self.output), self.mode, self.mechanism, str(self.marks)]
+        )
 
 
 def inside() -> Inside | None:
@@ -32,7 +35,7 @@ def inside() -> Inside | None:
     if not text:
         return None
     try:
-        pid, output, mode, marks = json.loads(text)
+        pid, output, mode, mechanism, marks = json.loads(text)
     except ValueError:
         return None  # somebody else's variable of that name
-    return Inside(int(pid), Path(output), str(mode), Path(marks))
+    return Inside(int(pid), Path(output), str(mode), str(mechanism), Path(marks))

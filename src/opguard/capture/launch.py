@@ -59,7 +59,7 @@ def run_program(settings: CaptureSettings, target: Target, say: Callable[[str], 
     check_free(output, rank, world_size, resolve_run_id(os.environ, world_size), settings.force)
     make_folder(output)
     marks = Marks()
-    Inside(os.getpid(), output, settings.mode, marks.folder).announce()
+    Inside(os.getpid(), output, settings.mode, settings.mechanism, marks.folder).announce()
     process = os.getpid()
     launched = _Launched(settings, [target.name, *target.args], say, marks)
     cancel = when_imported("torch", launched.start)

@@ -45,6 +45,25 @@ class Observer(Protocol):
         """The next step begins."""
 
 
+class Mirror(Protocol):
+    """Who has to know of this thread's place without asking Python (the C++ recorder)."""
+
+    def enter_module(self, path: int) -> None:
+        """A module is called."""
+
+    def leave_modules(self, depth: int) -> None:
+        """So many calls are left."""
+
+    def set_optimizers(self, count: int) -> None:
+        """So many optimizer steps are running."""
+
+    def begin_step(self, step: int) -> None:
+        """The next step begins."""
+
+    def name_parameter(self, parameter: torch.Tensor, path: int) -> None:
+        """A parameter's path."""
+
+
 class ThreadPlace:
     """One thread's place in the program."""
 
@@ -73,10 +92,12 @@ class Program:
     """Follows modules, optimizers and steps of the whole process."""
 
     def __init__(
-        self, interner: Interner, observer: Observer, fail: Callable[[BaseException], None]
-    ) -> None:
+        self, interner: Interner, observer: Observer, fail: Callable[[BaseException], None],
+        mirror: Mirror | None = None,
+    ) -> None:  # fmt: skip
         """``fail`` is told of a defect in a hook, which must not reach the program."""
         self._fail = fail
+        self._mirror = mirror
         self._interner = interner
         self._observer = observer
         self._threads: list[ThreadPlace] = []
@@ -146,6 +167,8 @@ class Program:
     def _new_step(self) -> None:
         for place in self._threads:
             place.forward_sites.clear()
+        if self._mirror is not None:
+            self._mirror.begin_step(self.step)
         self._observer.step_finished(self.step)
 
     # Modules
@@ -159,12 +182,16 @@ class Program:
             self._observer.saw_module(module, self.step)
         path = self._path(root, module, place)
         place.modules.append((path, torch_private.graph_task_id(), module))
+        if self._mirror is not None:
+            self._mirror.enter_module(path)
 
     def _leave_module(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
         modules = self.places.here.modules
         for position in range(len(modules) - 1, -1, -1):
             if modules[position][2] is module:
                 del modules[position:]
+                if self._mirror is not None:
+                    self._mirror.leave_modules(position)
                 return
 
     def _path(self, root: torch.nn.Module, module: torch.nn.Module, place: ThreadPlace) -> int:
@@ -194,6 +221,8 @@ class Program:
                 if parameter is not None and self._parameters.get(parameter) is None:
                     named = self._interner.intern("module", f"{path}.{attribute}")
                     self._parameters.set(parameter, named)
+                    if self._mirror is not None:
+                        self._mirror.name_parameter(parameter, named)
         return paths
 
     def parameter_path(self, parameter: Any) -> int:
@@ -208,6 +237,8 @@ class Program:
         if optimizer in place.optimizers:  # an earlier step ended by an exception
             del place.optimizers[place.optimizers.index(optimizer) :]
         place.optimizers.append(optimizer)
+        if self._mirror is not None:
+            self._mirror.set_optimizers(len(place.optimizers))
         self._observer.saw_optimizer(optimizer, self.step)
         if self._first_optimizer is None:
             self._first_optimizer = weakref.ref(optimizer)
@@ -216,6 +247,8 @@ class Program:
         place = self.places.here
         if optimizer in place.optimizers:
             del place.optimizers[place.optimizers.index(optimizer) :]
+        if self._mirror is not None:
+            self._mirror.set_optimizers(len(place.optimizers))
         first = self._first_optimizer
         if first is None or first() is not optimizer or place.optimizers or self._counts_itself:
             return

@@ -108,6 +108,20 @@ NOT_EVENTS: Final = frozenset({
 })  # fmt: skip
 
 
+def tables() -> dict[str, Any]:
+    """All of them as plain data, for the C++ recorder."""
+    return {
+        "overwrites": OVERWRITES,
+        "copies": COPIES,
+        "partial_writers": PARTIAL_WRITERS,
+        "not_events": NOT_EVENTS,
+        "undeclared_writes": UNDECLARED_WRITES,
+        "c10d_writes": C10D_WRITES,
+        "c10d_no_inputs": C10D_NO_INPUTS,
+        "unset_outputs": UNSET_OUTPUTS,
+    }
+
+
 class Kind(Enum):
     """How a call of the operator is treated."""
 

@@ -81,12 +81,15 @@ def patch_resizing(patches: Patches, resized: Callable[[torch.UntypedStorage], N
     patches.replace(torch.UntypedStorage, "resize_", resize)
 
 
-def patch_opaque_regions(patches: Patches, entered: Callable[[str], None]) -> None:
-    """What runs kernels that no operator call shows."""
+def patch_graph_replay(patches: Patches, entered: Callable[[str], None]) -> None:
+    """A CUDA graph runs kernels that no operator call shows."""
     graph = getattr(torch.cuda, "CUDAGraph", None)
     if graph is not None:
         patches.before_call(graph, "replay", lambda *_: entered("cuda_graph"))
 
+
+def patch_for_mode(patches: Patches, entered: Callable[[str], None]) -> None:
+    """What a dispatch mode cannot see, or must not be active in."""
     # Under any dispatch mode these fail for operators that are given numbers.
     for name in ("trace", "trace_module"):
         patches.replace(torch.jit, name, _unseen(getattr(torch.jit, name), entered, name))

@@ -13,7 +13,7 @@ from opguard.model import PHASES
 OTHER, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER = range(len(PHASES))
 ACCUMULATE: Final = 1 << 62
 """AccumulateGrad nodes have the highest sequence number there is."""
-_CHECKPOINT_FILE: Final = "torch/utils/checkpoint.py"
+CHECKPOINT_FILE: Final = "torch/utils/checkpoint.py"
 
 Place = tuple[int, int, int]
 """(module path id, phase code, stack id)."""
@@ -92,7 +92,7 @@ class Locator:
             found = False
             walked: FrameType | None = frame
             while walked is not None and walked.f_code is not torch_private.engine_code:
-                if walked.f_code.co_filename.endswith(_CHECKPOINT_FILE):
+                if walked.f_code.co_filename.endswith(CHECKPOINT_FILE):
                     found = True
                     break
                 walked = walked.f_back

@@ -19,9 +19,14 @@ _PYTHON_NAMES: Final = ("python", "torchrun", "opguard")
 class Processes:
     """Counts what capture cannot see, and arms the threads that start while it is on."""
 
-    def __init__(self, arm_thread: Callable[[], Callable[[], None]], marks: Marks | None) -> None:
+    def __init__(
+        self, arm_thread: Callable[[], Callable[[], None]], marks: Marks | None, *,
+        sees_all_threads: bool,
+    ) -> None:  # fmt: skip
         """``arm_thread()`` arms the calling thread and returns what disarms it; ``marks`` is
-        where spawned ranks that are not armed leave theirs."""
+        where spawned ranks that are not armed leave theirs; ``sees_all_threads``: those that run
+        already are captured too."""
+        self._sees_all_threads = sees_all_threads
         self._marks = marks
         self._arm_thread = arm_thread
         self._start_thread = threading.Thread.start
@@ -31,7 +36,7 @@ class Processes:
 
     def arm(self) -> None:
         """From now on threads are armed when they start, and processes counted."""
-        self.unarmed_threads = sum(
+        self.unarmed_threads = 0 if self._sees_all_threads else sum(
             1 for thread in threading.enumerate()
             if thread is not threading.current_thread() and not thread.name.startswith("opguard")
         )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections import Counter
 from enum import Enum
 from typing import Final
@@ -17,6 +16,7 @@ from opguard.capture.traits import Traits, traits
 from opguard.capture.values import NO_RECORD, Known, Producers, Storage, Values
 from opguard.capture.void import Unset, VoidMap
 from opguard.fingerprint import tensor as fingerprints
+from opguard.fingerprint.numbers import number_bytes
 from opguard.fingerprint.stage import Digest, resolved
 from opguard.model import DTYPES, REASON_SHIFT, Mode, Reason, RecordFlag
 
@@ -31,7 +31,6 @@ SHARED: Final = "[…]"
 MOST_SLOTS: Final = 60_000
 """Slots after which all new elements share theirs: a slot's id has 16 bits."""
 _POSITIONS: Final = re.compile(r"\[(\d+)\]")
-_UINT64: Final = (1 << 64) - 1
 
 
 class Output(Enum):
@@ -228,15 +227,8 @@ class Reader:
 
     def number(self, slot: int, value: complex) -> RecordRow:
         """Record of a returned Python number, by its bits."""
-        if isinstance(value, bool):
-            dtype, data = "python_bool", bytes([value])
-        elif isinstance(value, int):
-            dtype, data = "python_int", struct.pack("<Q", value & _UINT64)
-        elif isinstance(value, float):
-            dtype, data = "python_float", struct.pack("<d", value)
-        else:
-            dtype, data = "python_complex", struct.pack("<dd", value.real, value.imag)
-        return self._bytes(slot, DTYPES.index(dtype), data, OUTPUT)
+        dtype, data = number_bytes(value)
+        return self._bytes(slot, dtype, data, OUTPUT)
 
     def state(self, slot: int, data: bytes, flags: int) -> RecordRow:
         """Record of plain bytes: a random generator's state."""

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _python_dispatch as python_dispatch
+
+from opguard.capture.imports import when_imported
 
 
 def graph_task_id() -> int:
@@ -226,6 +229,53 @@ def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
             entered("compiled.inductor")
 
     patches.before_call(home.CompiledFxGraph, "__call__", called)
+
+
+def wrap_graph_calls(
+    patches: Any, around: Callable[[Callable[[], Any], Sequence[Any]], Any]
+) -> None:
+    """Call ``around(call, inputs)`` for each call of a graph that inductor compiled."""
+    home = sys.modules[compiled_graph_module()]
+    original = home.CompiledFxGraph.__call__
+
+    def call(graph: Any, inputs: Any) -> Any:
+        return around(lambda: original(graph, inputs), inputs)
+
+    patches.replace(home.CompiledFxGraph, "__call__", call)
+
+
+def around_compilation(begin: Callable[[], None], end: Callable[[], None]) -> Callable[[], None]:
+    """Call ``begin()`` and ``end()`` on the thread that compiles, around each compilation; returns
+    what undoes it. Absent before torch 2.6: what the compiler computes counts as the program's."""
+    depth = threading.local()
+    removes: list[Callable[[], None]] = []
+
+    def begun(*_: Any) -> None:
+        depth.value = getattr(depth, "value", 0) + 1
+        if depth.value == 1:
+            begin()
+
+    def ended(*_: Any) -> None:
+        if getattr(depth, "value", 0):
+            depth.value -= 1
+            if depth.value == 0:
+                end()
+
+    def imported() -> None:
+        handler = getattr(sys.modules["torch._dynamo.callback"], "callback_handler", None)
+        if handler is not None:
+            handler.register_start_callback(begun)
+            handler.register_end_callback(ended)
+            removes.append(lambda: handler.remove_start_callback(begun))
+            removes.append(lambda: handler.remove_end_callback(ended))
+
+    removes.append(when_imported("torch._dynamo.callback", imported))
+
+    def undo() -> None:
+        for remove in removes:
+            remove()
+
+    return undo
 
 
 def compiled_graph_module() -> str:

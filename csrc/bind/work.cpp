@@ -1,0 +1,21 @@
+#include "bind/work.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#define OPGUARD_HAS_C10D 1
+#endif
+
+namespace opguard::bind {
+
+WorkPtr work_from(pybind11::handle work) {
+#ifdef OPGUARD_HAS_C10D
+  return pybind11::cast<c10::intrusive_ptr<c10d::Work>>(work);
+#else
+  (void)work;
+  return {};
+#endif
+}
+
+}  // namespace opguard::bind

@@ -1,0 +1,46 @@
+#include "recorder/torch_c10d.h"
+
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#define OPGUARD_HAS_C10D 1
+#endif
+
+namespace opguard {
+
+#ifdef OPGUARD_HAS_C10D
+
+WorkPtr work_of(const c10::IValue& value) {
+  if (!value.isCustomClass()) {
+    return {};
+  }
+  const auto name = value.toObjectRef().type()->name();
+  if (!name || name->name() != "Work") {
+    return {};
+  }
+  return value.toCustomClass<c10d::Work>();
+}
+
+bool work_is_done(const WorkPtr& work) {
+  auto& known = static_cast<c10d::Work&>(*work);
+  try {
+    // Gloo completes the future first, and DDP waits for that; the flag follows.
+    return known.isCompleted() || known.getFuture()->completed();
+  } catch (const std::exception&) {
+    return false;  // not every backend gives a future
+  }
+}
+
+std::int64_t rank_of_group(const c10::IValue& group) {
+  return group.toCustomClass<c10d::ProcessGroup>()->getRank();
+}
+
+#else
+
+WorkPtr work_of(const c10::IValue&) { return {}; }
+bool work_is_done(const WorkPtr&) { return false; }
+std::int64_t rank_of_group(const c10::IValue&) { return 0; }
+
+#endif
+
+}  // namespace opguard

@@ -1,0 +1,38 @@
+"""Which mechanism captures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opguard.capture import native
+from opguard.capture.dispatch import Dispatch
+from opguard.capture.mechanism import Mechanism, Session
+from opguard.errors import NativeError, UsageError
+from opguard.settings import CaptureSettings
+
+_noted: set[str] = set()
+
+
+def choose(settings: CaptureSettings, session: Session, note: Callable[[str], None]) -> Mechanism:
+    """The mechanism that the settings ask for; ``note`` is told, once a process, why ``auto`` is
+    not ``native``.
+
+    Raises:
+        NativeError: the recorder is asked for, and is not there.
+        UsageError: the settings contradict each other.
+    """
+    wanted = settings.mechanism
+    if wanted == "dispatch":
+        if settings.require_native:
+            raise UsageError("--require-native and --mechanism dispatch exclude each other")
+        return Dispatch(session)
+    why_not = native.why_not()
+    if not why_not:
+        return native.Native(session)
+    if wanted == "native" or settings.require_native:
+        flag = "--mechanism native" if wanted == "native" else "--require-native"
+        raise NativeError(f"{flag}: {why_not}")
+    if why_not not in _noted:
+        _noted.add(why_not)
+        note(f"capturing by dispatch, not by the C++ recorder: {why_not}")
+    return Dispatch(session)

@@ -1,0 +1,16 @@
+"""What tests of the C++ recorder need."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from opguard.fingerprint import native
+
+# Where a build was asked for, a missing recorder is no reason to skip.
+_ASKED_FOR = os.environ.get("OPGUARD_TRACING_BUILD", "0") != "0"
+
+needs_native = pytest.mark.skipif(
+    not native.available() and not _ASKED_FOR, reason=native.why_not() or "never skipped"
+)
