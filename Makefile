@@ -72,9 +72,11 @@ lint: $(VENV)/.dev $(NATIVE) ## Check style, types, layers and sizes
 	test $(OPGUARD_TRACING_BUILD) = 0 || $(STUBTEST) opguard._C
 	$(BIN)/python -m pytest --quiet tests/unit/test_house.py
 
-cases: $(NATIVE) ## Score all cases with a known first divergence, in both modes
+cases: $(NATIVE) ## Score all cases with a known first divergence, in all mechanisms and modes
+	for mechanism in $(if $(filter 0,$(OPGUARD_TRACING_BUILD)),,native) dispatch; do \
 	for folder in cases cases_own; do for mode in trusted full; do \
-	  $(BIN)/python tests/cases/score.py --cases tests/$$folder --mode $$mode || exit 1; done; done
+	  $(BIN)/python tests/cases/score.py --cases tests/$$folder --mode $$mode \
+	    --mechanism $$mechanism || exit 1; done; done; done
 
 bench: $(VENV)/.dev $(NATIVE) ## Print what capture and comparison cost on this machine
 	for script in $(filter-out benchmarks/soak.py,$(wildcard benchmarks/*.py)); do \

@@ -1,13 +1,15 @@
 """Does capture change what a program computes? PyTorch's OpInfo samples, plain and captured.
 
-    python benchmarks/fidelity.py [--ops GLOBS] [--dtypes float32] [--mode trusted] [--json FILE]
+    python benchmarks/fidelity.py [--ops GLOBS] [--dtypes float32] [--mechanism native|dispatch]
+                                  [--mode trusted|full] [--json FILE]
 
 Every sample runs forward and backward, and without gradients; in place and into ``out=`` too where
 the operator can; and so do the samples that must raise. Outputs, gradients and random states are
-compared by their bits, and so are the strides, the exception type and the warnings. Each operator
-runs four times: plain, with fresh memory filled with one pattern and with another, which shows
-whom uninitialised memory makes unrepeatable; under a dispatch mode that does nothing, which shows
-what any mode changes; and captured. What capture changes beyond that is a fault of capture.
+compared by their bits, and so are the strides, the exceptions and the warnings. Each operator runs
+plain, with fresh memory filled with one pattern and with another, which shows whom uninitialised
+memory makes unrepeatable; and captured. Whatever ``native`` changes is a fault of capture. For
+``dispatch`` each operator also runs under a dispatch mode that does nothing, which shows what any
+mode changes: a fault is what capture changes beyond that.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import opinfo
@@ -33,7 +35,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opguard
+from opguard import environment
+from opguard.fingerprint import native
+from opguard.model import EventFlag
 
+FACTS: Final = ("architecture", "cpu_capability", "python", "torch", "numpy", "mkl", "onednn")
 Observation: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
@@ -56,10 +62,12 @@ class Outcome:
     """What one call did. Fields that differ are the kinds of deviation."""
 
     raised: str
-    """Where and which exception, or nothing."""
+    """Where, which exception and its message, or nothing."""
     outputs: Any
     gradients: Any
     strides: Any
+    autograd: Any
+    """Of every tensor: how autograd sees it, its version, and the size of its storage."""
     random: bytes
     warned: tuple[str, ...]
 
@@ -72,12 +80,14 @@ class Findings:
     """Plain runs that differ from each other."""
     deviations: dict[str, dict[str, int]] = field(default_factory=dict)
     """Captured and plain run differ."""
-    beyond_a_mode: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Captured run and empty mode differ."""
+    faults: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Captured run and what it is held to differ: the plain run, for ``dispatch`` the empty mode.
+    """
     stopped: dict[str, str] = field(default_factory=dict)
     """Capture gave up."""
     operators: int = 0
     samples: int = 0
+    events: int = 0
     seconds: float = 0.0
 
 
@@ -93,7 +103,7 @@ def run_call(call: opinfo.Call) -> Callable[[], Outcome]:
             stage = "backward"
             gradients = _backward(outputs, call.differentiable)
         except Exception as error:  # noqa: BLE001  (whatever the operator raises is its outcome)
-            raised = f"{stage} {type(error).__name__}"
+            raised = f"{stage} {type(error).__name__}: {error}"
     states = _random_states()
     texts = tuple(f"{w.category.__name__}: {w.message}" for w in warned)
 
@@ -104,6 +114,7 @@ def run_call(call: opinfo.Call) -> Callable[[], Outcome]:
             outputs=tuple(map(opinfo.bits, outputs)),
             gradients=tuple(map(opinfo.bits, gradients)),
             strides=tuple(t.stride() for t in tensors if opinfo.is_plain(t)),
+            autograd=tuple(map(_autograd, tensors)),
             random=states,
             warned=texts,
         )
@@ -120,6 +131,13 @@ def _backward(outputs: list[Any], inputs: list[torch.Tensor]) -> tuple[Any, ...]
         torch.randn_like(end) if opinfo.is_plain(end) else torch.ones_like(end) for end in ends
     ]
     return torch.autograd.grad(ends, inputs, seeds, allow_unused=True)
+
+
+def _autograd(tensor: torch.Tensor) -> tuple[Any, ...]:
+    node = type(tensor.grad_fn).__name__
+    version = -1 if tensor.is_inference() else tensor._version
+    nbytes = tensor.untyped_storage().nbytes() if opinfo.is_plain(tensor) else -1
+    return node, tensor.requires_grad, tensor.is_leaf, tensor._is_view(), version, nbytes
 
 
 def _random_states() -> bytes:
@@ -160,7 +178,9 @@ def _differing(one: Outcome, other: Outcome) -> list[str]:
     return [name for name in names if name in ("raised", "warned")] if "raised" in names else names
 
 
-def examine(op: Any, dtype: torch.dtype, captured: Observation, found: Findings) -> None:
+def examine(
+    op: Any, dtype: torch.dtype, captured: Observation, through_a_mode: bool, found: Findings
+) -> None:
     """Run ``op`` in every variant and add what differs to ``found``."""
     calls = opinfo.calls(op, dtype)
     if not calls:
@@ -168,7 +188,7 @@ def examine(op: Any, dtype: torch.dtype, captured: Observation, found: Findings)
     name = opinfo.full_name(op)
     run_all(op, dtype, contextlib.nullcontext, 0)  # what is imported or warned of only once
     first, plain = (run_all(op, dtype, contextlib.nullcontext, fill) for fill in opinfo.FILLS)
-    empty = run_all(op, dtype, EmptyMode, opinfo.FILLS[1])
+    right = run_all(op, dtype, EmptyMode, opinfo.FILLS[1]) if through_a_mode else plain
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         seen = run_all(op, dtype, captured, opinfo.FILLS[1])
@@ -182,7 +202,7 @@ def examine(op: Any, dtype: torch.dtype, captured: Observation, found: Findings)
     for table, a, b, skipped in (
         (found.unrepeatable, first, plain, set()),
         (found.deviations, plain, seen, unrepeatable),
-        (found.beyond_a_mode, empty, seen, unrepeatable),
+        (found.faults, right, seen, unrepeatable),
     ):
         different = differences(calls, a, b, skipped)
         if different:
@@ -191,28 +211,45 @@ def examine(op: Any, dtype: torch.dtype, captured: Observation, found: Findings)
     found.samples += len(calls)
 
 
-def capturing(folder: Path, mode: str) -> Observation:
+def capturing(folder: Path, mechanism: Any, mode: Any) -> Observation:
     """Capture into a new run below ``folder`` each time."""
-    return lambda: opguard.capture(Path(tempfile.mkdtemp(dir=folder)) / "run", mode=mode)
+    return lambda: opguard.capture(
+        Path(tempfile.mkdtemp(dir=folder)) / "run", mechanism=mechanism, mode=mode
+    )
 
 
-def report(dtype: str, found: Findings) -> None:
+def report(dtype: str, mechanism: str, found: Findings) -> None:
     """Print all tables."""
-    print(f"\n{dtype}: {found.operators} operators, {found.samples} samples, {found.seconds:.0f} s")
-    for title, table in (
-        ("capture changes (within what any dispatch mode may change)", found.deviations),
-        ("capture changes beyond an empty dispatch mode: faults of capture", found.beyond_a_mode),
+    print(
+        f"\n{dtype}: {found.operators} operators, {found.samples} samples, "
+        f"{found.events} events, {found.seconds:.0f} s"
+    )
+    tables: list[tuple[str, dict[str, dict[str, int]]]] = [
+        ("capture changes: faults of capture", found.faults),
         ("not repeatable without capture", found.unrepeatable),
-    ):
+    ]
+    if mechanism == "dispatch":
+        tables[:1] = [
+            ("capture changes (within what any dispatch mode may change)", found.deviations),
+            ("capture changes beyond an empty dispatch mode: faults of capture", found.faults),
+        ]
+    for title, table in tables:
         print(f"\n  {title}: {len(table)} operators")
-        grouped = defaultdict(list)
+        grouped: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for name, kinds in table.items():
             grouped[tuple(kinds)].append(f"{name} ({max(kinds.values())})")
-        for kinds, names in grouped.items():
-            print(f"    {', '.join(kinds)}: {', '.join(names)}")
+        for what, names in grouped.items():
+            print(f"    {', '.join(what)}: {', '.join(names)}")
     print(f"\n  capture stopped: {len(found.stopped)} operators")
     for name, text in found.stopped.items():
         print(f"    {name}: {text}")
+
+
+def captured_events(folder: Path) -> int:
+    """Operator calls in all runs below ``folder``."""
+    runs = [opguard.load_run(path) for path in folder.glob("*/run")]
+    flags = [rank.flags for run in runs for rank in run.ranks.values()]
+    return sum(int(np.count_nonzero(one & EventFlag.STATE == 0)) for one in flags)
 
 
 def main() -> None:
@@ -223,27 +260,32 @@ def main() -> None:
     parser.add_argument("--ops", default="*", help="comma-separated globs of OpInfo names")
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--mode", choices=("trusted", "full"), default="trusted")
-    parser.add_argument("--mechanism", choices=("dispatch",), default="dispatch")
+    best = "native" if native.available() else "dispatch"
+    parser.add_argument("--mechanism", choices=("native", "dispatch"), default=best)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_warn_always(True)
     warnings.simplefilter("ignore")  # those of samples while they are made and read
-    print(f"torch {torch.__version__}, mechanism {args.mechanism}, mode {args.mode}")
+    print(f"mechanism {args.mechanism}, mode {args.mode}")
+    facts = {name: value for name, value in environment.facts().items() if name in FACTS}
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
     tables = {}
     for dtype in args.dtypes.split(","):
         found = tables[dtype] = Findings()
         began = time.perf_counter()
         for op in opinfo.operators(args.ops):
             with tempfile.TemporaryDirectory() as folder:
-                captured = capturing(Path(folder), args.mode)
-                examine(op, getattr(torch, dtype), captured, found)
+                captured = capturing(Path(folder), args.mechanism, args.mode)
+                through_a_mode = args.mechanism == "dispatch"
+                examine(op, getattr(torch, dtype), captured, through_a_mode, found)
+                found.events += captured_events(Path(folder))
         found.seconds = time.perf_counter() - began
-        report(dtype, found)
+        report(dtype, args.mechanism, found)
     if args.json:
         document = {dtype: asdict(found) for dtype, found in tables.items()}
         args.json.write_text(json.dumps(document, indent=2) + "\n")
-    if any(found.stopped or found.beyond_a_mode for found in tables.values()):
+    if any(found.stopped or found.faults for found in tables.values()):
         raise SystemExit(1)
 
 

@@ -107,13 +107,11 @@ struct NativeRecorder {
   }
 
   py::dict unfingerprinted() {
-    constexpr std::array<const char*, kReasons> names = {
-        "present", "freed", "capturing", "in_flight", "unsupported", "not_selected"};
     const auto counts = recorder->unfingerprinted();
     py::dict found;
     for (std::size_t index = 1; index < kReasons; ++index) {
       if (counts[index] != 0) {
-        found[names[index]] = counts[index];
+        found[kReasonNames[index]] = counts[index];
       }
     }
     return found;
@@ -205,7 +203,8 @@ void bind_capture(py::class_<NativeRecorder>& recorder) {
       .def("set_limit",
            [](NativeRecorder& self, std::int64_t events) { self.recorder->limit.store(events); },
            py::arg("events"))
-      .def("take", [](NativeRecorder& self, double seconds) { return self.recorder->rows.take(seconds); },
+      .def("take",
+           [](NativeRecorder& self, double seconds) { return self.recorder->rows.take(seconds); },
            py::arg("seconds"), py::call_guard<py::gil_scoped_release>())
       .def("cut", [](NativeRecorder& self) { self.recorder->cut(); },
            py::call_guard<py::gil_scoped_release>())
@@ -230,9 +229,27 @@ void bind_capture(py::class_<NativeRecorder>& recorder) {
       .def("unfingerprinted", &NativeRecorder::unfingerprinted);
 }
 
+/// The numbers that both languages use, for a test that compares them.
+py::dict codes() {
+  py::dict codes;
+  codes["dtypes"] = py::dict(
+      py::arg("python_bool") = kPythonBool, py::arg("python_int") = kPythonInt,
+      py::arg("python_float") = kPythonFloat, py::arg("python_complex") = kPythonComplex,
+      py::arg("bytes") = kBytes);
+  codes["event_flags"] = py::dict(py::arg("RAISED") = kRaised, py::arg("STATE") = kState);
+  codes["record_flags"] = py::dict(py::arg("OUTPUT") = kOutput, py::arg("FRESH") = kFresh,
+                                   py::arg("VIA") = kVia, py::arg("VOID") = kVoid);
+  codes["reason_shift"] = kReasonShift;
+  codes["reasons"] = py::cast(kReasonNames);
+  codes["phases"] = py::cast(kPhaseNames);
+  codes["events_a_block"] = kEventsABlock;
+  return codes;
+}
+
 }  // namespace
 
 void bind_recorder(py::module_& module) {
+  module.attr("CODES") = codes();
   bind_block(module);
   py::class_<NativeRecorder> recorder(module, "Recorder");
   recorder.def(py::init<std::shared_ptr<Interner>, const py::dict&, const py::dict&,

@@ -17,6 +17,9 @@ struct Slotted {
   at::Tensor tensor;
 };
 
+/// What an operator returned.
+using Results = c10::ArrayRef<const c10::IValue>;
+
 struct Call {
   Operator* op = nullptr;
   Place place;
@@ -33,7 +36,8 @@ struct Call {
     std::size_t input;
   };
   std::vector<Unproduced> unproduced;
-  bool dataless = false;  ///< reads a tensor without data: an event only if it returns one with data
+  /// It reads a tensor without data: an event only if it returns one with data.
+  bool dataless = false;
   std::vector<c10::IValue> stack;  ///< all arguments, of calls that are sorted once they returned
 
   /// Empty, with the memory of its parts kept. Lets go of tensors: not under the capture's lock.

@@ -102,6 +102,13 @@ void add_keys(const c10::IValue& value, c10::DispatchKeySet& keys) {
   }
 }
 
+/// A boxed call passes its whole stack, of which the arguments, and later the results, are the end.
+template <typename Values>
+c10::ArrayRef<const c10::IValue> end_of(const Values& values, std::size_t count) {
+  const c10::ArrayRef<const c10::IValue> all(values.data(), values.size());
+  return all.size() > count ? all.slice(all.size() - count) : all;
+}
+
 /// True for calls whose inner calls are the events.
 bool is_transparent(const Operator& op, c10::ArrayRef<const c10::IValue> stack) {
   if (op.kind == Kind::Composite) {
@@ -124,8 +131,10 @@ bool is_transparent(const Operator& op, c10::ArrayRef<const c10::IValue> stack) 
 }
 
 /// Where the key of Python modes is excluded, torch keeps house: the `empty` behind `torch.tensor`.
+/// In a parallel region a kernel of an open call does, on threads of its own.
 bool is_housekeeping() {
-  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
+  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python) ||
+         at::in_parallel_region();
 }
 
 /// The program ends by an exception that its thread raises as soon as this call has returned.
@@ -194,14 +203,18 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
   }
   try {
     Operator* op = recorder->operators.of(function);
-    if (op == nullptr || is_housekeeping() || is_transparent(*op, function.inputs())) {
+    if (op == nullptr || is_housekeeping()) {
+      return nullptr;
+    }
+    const auto stack = end_of(function.inputs(), op->parameters.size());
+    if (is_transparent(*op, stack)) {
       return nullptr;
     }
     if (recorder->events() >= recorder->limit.load(std::memory_order_relaxed)) {
       end_program(*recorder);
       return nullptr;
     }
-    begin_call(*recorder, thread, *op, function.inputs());
+    begin_call(*recorder, thread, *op, stack);
   } catch (const std::exception& error) {
     recorder->fail(error.what());
     // The call did begin: its end is still to come.
@@ -213,7 +226,9 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
 }
 
 void end_call(Recorder& recorder, Open open, std::unique_ptr<Call>& call,
-              const std::vector<c10::IValue>& result, bool raised) {
+              const std::vector<c10::IValue>& outputs, bool raised) {
+  const bool known = call != nullptr && call->op != nullptr;
+  const auto result = end_of(outputs, known ? call->op->returned_writes.size() : 0);
   switch (open) {
     case Open::Passing:
       recorder.passed(call->stack.front().toTensor());

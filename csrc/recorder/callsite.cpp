@@ -121,7 +121,7 @@ CallSites::CallSites(Interner& interner, std::string package, std::string home, 
                      PyObject* step, const std::string& checkpoint)
     : interner_(interner),
       package_(std::move(package)),
-      home_(std::move(home) + "/"),
+      home_(std::move(home)),
       engine_(engine),
       step_(step),
       checkpoint_(PyUnicode_DecodeUTF8(checkpoint.data(),
@@ -130,6 +130,7 @@ CallSites::CallSites(Interner& interner, std::string package, std::string home, 
     PyErr_Clear();
     throw NativeError("the name of checkpoint's file is no text");
   }
+  home_.push_back('/');
   Py_XINCREF(engine_);
   Py_XINCREF(step_);
 }
@@ -208,7 +209,10 @@ const CallSites::Stack& CallSites::enter(const StackKey& key) {
   for (std::size_t depth = 0; depth < key.size; ++depth) {
     const Frame& frame = enter(key.frames[depth]);
     if (frame.id != kNoString) {
-      list += (list.size() > 1 ? "," : "") + std::to_string(frame.id);
+      if (list.size() > 1) {
+        list.push_back(',');
+      }
+      list.append(std::to_string(frame.id));
     }
     auto* code = reinterpret_cast<PyObject*>(key.frames[depth].code);
     site.in_step = site.in_step || code == step_;
@@ -258,12 +262,14 @@ StringId CallSites::describe(const FrameKey& key) {
     return kNoString;
   }
   if (starts_with(*file, home_)) {
-    file->replace(0, home_.size() - 1, "~");
+    std::string shown(1, '~');
+    shown.append(*file, home_.size() - 1);
+    file = std::move(shown);
   }
   const int line = PyCode_Addr2Line(code, static_cast<int>(key.instruction));
-  return interner_.intern(StringKind::Frame, "[" + json_string(*file) + "," +
-                                                 std::to_string(std::max(line, 0)) + "," +
-                                                 json_string(*name) + "]");
+  return interner_.intern(
+      StringKind::Frame,
+      json_array({json_string(*file), std::to_string(std::max(line, 0)), json_string(*name)}));
 }
 
 }  // namespace opguard

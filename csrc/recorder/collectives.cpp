@@ -49,7 +49,7 @@ void Collectives::poll(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-bool Collectives::called(std::unique_ptr<Call>& call, const std::vector<c10::IValue>& result) {
+bool Collectives::called(std::unique_ptr<Call>& call, Results result) {
   if (call->op->waits) {
     const Keys keys(call->storages.begin(), call->storages.end());
     finish_where([&keys](const PendingCollective& p) { return meet(keys, p.writes); }, true);
@@ -71,7 +71,7 @@ bool Collectives::called(std::unique_ptr<Call>& call, const std::vector<c10::IVa
         pending.writes.push_back(storage_key(tensor));
       }
     }
-    pending.result = result;
+    pending.result.assign(result.begin(), result.end());
   }
   pending.call = std::move(call);
   pending_.push_back(std::move(pending));

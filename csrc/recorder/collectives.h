@@ -37,7 +37,7 @@ class Collectives {
   void poll(std::unique_lock<std::mutex>& lock);
 
   /// A collective returned. True: its event is to be written now, as nothing is to arrive.
-  bool called(std::unique_ptr<Call>& call, const std::vector<c10::IValue>& result);
+  bool called(std::unique_ptr<Call>& call, Results result);
   /// A call touches what is being written, or writes what is being read.
   void touch(const Call& call);
   void waiting(const WorkPtr& work);

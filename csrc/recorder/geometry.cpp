@@ -72,7 +72,7 @@ std::string value_text(const Geometry& geometry) {
 }  // namespace
 
 std::string Geometry::layout() const {
-  return contiguous ? "" : "[" + json_list(shape) + "," + json_list(strides) + "]";
+  return contiguous ? "" : json_array({json_list(shape), json_list(strides)});
 }
 
 const Geometry& Geometries::of(const at::Tensor& tensor, Bits bits) {
@@ -116,8 +116,12 @@ const Geometry& Geometries::add(const Wanted& wanted, bool contiguous) {
   }
   made.dtype_code = dtype_code(made.dtype);
   made.shape_id = interner_.intern(StringKind::Shape, json_list(wanted.shape));
-  const std::string place = made.start != 0 ? "@" + std::to_string(made.start) : "";
-  made.strides_id = interner_.intern(StringKind::Strides, json_list(wanted.strides) + place);
+  std::string strides = json_list(wanted.strides);
+  if (made.start != 0) {
+    strides.push_back('@');
+    strides.append(std::to_string(made.start));
+  }
+  made.strides_id = interner_.intern(StringKind::Strides, strides);
   const auto next_key = static_cast<std::uint32_t>(value_keys_.size());
   made.value_key = value_keys_.emplace(value_text(made), next_key).first->second;
   made.number = static_cast<std::uint32_t>(all_.size());

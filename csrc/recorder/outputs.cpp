@@ -5,7 +5,7 @@
 
 namespace opguard {
 
-void Recorder::finish(Call& call, const std::vector<c10::IValue>& result, bool ready) {
+void Recorder::finish(Call& call, Results result, bool ready) {
   std::vector<RecordRow>& outputs = outputs_;
   outputs.clear();
   Reader::Written written;
@@ -25,7 +25,7 @@ void Recorder::finish(Call& call, const std::vector<c10::IValue>& result, bool r
 }
 
 void Recorder::write_result(Call& call, std::vector<RecordRow>& outputs,
-                            const std::vector<c10::IValue>& result, bool ready) {
+                            Results result, bool ready) {
   const std::vector<bool>& returned_writes = call.op->returned_writes;
   for (std::size_t index = 0; index < result.size(); ++index) {
     if (index < returned_writes.size() && returned_writes[index]) {
@@ -47,10 +47,6 @@ void Recorder::write_value(Call& call, std::vector<RecordRow>& outputs, StringId
     Reader::Written written;
     written.is_void = call.op->is_void || std::find(unset.begin(), unset.end(),
                                                     static_cast<int>(index)) != unset.end();
-    const bool alias =
-        traits(tensor).plain && std::find(call.storages.begin(), call.storages.end(),
-                                          storage_key(tensor)) != call.storages.end();
-    written.how = alias ? Output::Alias : Output::Returned;
     write_tensor(call, outputs, slot, tensor, written, ready);
   } else if (value.isList()) {
     const c10::ArrayRef<c10::IValue> items = value.toListRef();
@@ -94,7 +90,7 @@ void Recorder::write_tensor(Call& call, std::vector<RecordRow>& outputs, StringI
     written.is_void = false;
     written.unset = &unset;
   }
-  reader_.output(outputs, slot, tensor, written, rows.next_record(), call.inputs.size());
+  reader_.output(outputs, slot, tensor, written, rows.next_record(), call);
 }
 
 }  // namespace opguard

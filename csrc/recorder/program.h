@@ -4,6 +4,7 @@
 // what they see to the calling thread's `ThreadPlace`, which only that thread touches.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -20,6 +21,8 @@ namespace opguard {
 
 /// Position in `PHASES` of `opguard.model`.
 enum class Phase : std::uint8_t { Other, Forward, Recompute, Backward, Optimizer };
+constexpr std::array<const char*, 5> kPhaseNames = {"other", "forward", "recompute", "backward",
+                                                    "optimizer"};
 
 /// Where an operator call stands.
 struct Place {

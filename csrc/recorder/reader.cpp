@@ -17,6 +17,10 @@ constexpr const char* kShared = "[\xE2\x80\xA6]";
 /// Slots after which all new elements share theirs: a slot's id has 16 bits.
 constexpr std::size_t kMostSlots = 60000;
 
+std::uint8_t reason_bits(Reason reason) {
+  return static_cast<std::uint8_t>(static_cast<unsigned>(reason) << kReasonShift);
+}
+
 }  // namespace
 
 Traits traits(const at::Tensor& tensor) {
@@ -108,14 +112,15 @@ bool Reader::read(RecordRow& row, const at::Tensor& tensor, const Geometry& geom
     return true;
   }
   Reason reason = Reason::Present;
-  if (storage.nbytes() < geometry.end || tensor.unsafeGetTensorImpl()->storage().data() == nullptr) {
+  const void* const data = tensor.unsafeGetTensorImpl()->unsafe_storage().data();
+  if (storage.nbytes() < geometry.end || data == nullptr) {
     reason = Reason::Freed;
   } else if (!tensor.is_cpu()) {
     reason = Reason::Unsupported;  // this build reads host memory only
   }
   if (reason != Reason::Present) {
     unfingerprinted[static_cast<std::size_t>(reason)] += 1;
-    row.flags = static_cast<std::uint8_t>(row.flags | static_cast<unsigned>(reason) << kReasonShift);
+    row.flags |= reason_bits(reason);
     return false;
   }
   const auto nbytes = static_cast<std::size_t>(geometry.nbytes);
@@ -131,10 +136,10 @@ bool Reader::read(RecordRow& row, const at::Tensor& tensor, const Geometry& geom
 // Outputs
 
 void Reader::output(std::vector<RecordRow>& rows, StringId slot, const at::Tensor& tensor,
-                    const Written& written, Record first, std::size_t before) {
+                    const Written& written, Record first, const Call& call) {
   const Traits kind = traits(tensor);
   if (kind.plain) {
-    plain_output(rows, slot, tensor, kind.bits, written, first, before);
+    plain_output(rows, slot, tensor, kind.bits, written, first, call);
     return;
   }
   if (kind.dataless) {
@@ -148,19 +153,23 @@ void Reader::output(std::vector<RecordRow>& rows, StringId slot, const at::Tenso
   }
   for (const Part& part : parts) {
     plain_output(rows, sub_slot(slot, part.suffix), part.tensor, traits(part.tensor).bits, written,
-                 first, before);
+                 first, call);
   }
 }
 
 void Reader::plain_output(std::vector<RecordRow>& rows, StringId slot, const at::Tensor& tensor,
-                          Bits bits, const Written& written, Record first, std::size_t before) {
+                          Bits bits, const Written& written, Record first, const Call& call) {
   Storage& storage = values.create(tensor);
   const Geometry& geometry = geometries_.of(tensor, bits);
   RecordRow added = row(slot, geometry, kOutput);
-  if (written.how == Output::Alias) {
+  // Of a sparse tensor one part may be an input's and another one new.
+  const bool alias = written.how == Output::Returned &&
+                     std::find(call.storages.begin(), call.storages.end(), storage_key(tensor)) !=
+                         call.storages.end();
+  if (alias) {
     added.producers = storage.producers(geometry);
   } else {
-    const auto record = first + static_cast<Record>(before + rows.size());
+    const auto record = first + static_cast<Record>(call.inputs.size() + rows.size());
     Producers producers = storage.wrote(geometry, record, written.partial);
     if (written.how == Output::Returned) {
       storage.creator = record;
@@ -248,7 +257,7 @@ void Reader::missing(std::vector<RecordRow>& rows, StringId slot, const at::Tens
   RecordRow added;
   added.slot = slot;
   added.dtype = dtype_code(tensor.scalar_type());
-  added.flags = static_cast<std::uint8_t>(flags | static_cast<unsigned>(reason) << kReasonShift);
+  added.flags = static_cast<std::uint8_t>(flags | reason_bits(reason));
   added.shape = interner_.intern(StringKind::Shape, json_list(tensor.sizes()));
   added.strides = no_strides_;
   rows.push_back(added);
@@ -322,7 +331,7 @@ StringId Reader::element_slot(StringId slot, std::size_t index) {
   }
   std::vector<StringId>& known = element_slots_[slot];
   while (known.size() <= index) {
-    known.push_back(sub_slot(slot, "[" + std::to_string(known.size()) + "]"));
+    known.push_back(sub_slot(slot, json_array({std::to_string(known.size())})));
   }
   return known[index];
 }

@@ -20,8 +20,7 @@ enum class Mode : std::uint8_t { Trusted, Full, Collectives };
 
 /// What makes a tensor an output.
 enum class Output : std::uint8_t {
-  Returned,
-  Alias,       ///< returned, and its storage is an input's that was not written
+  Returned,    ///< a value of its own, unless its storage is an input's
   Declared,    ///< written as the schema says: its version counter moves
   Undeclared,
 };
@@ -61,10 +60,10 @@ class Reader {
     bool partial = false;       ///< the operator may have left elements unwritten
     const Unset* unset = nullptr;  ///< elements that the operator left as void as their source
   };
-  /// Append the records of a tensor that was just written. `first`: index that the event's first
-  /// record will have; `before`: records that the event has already, its inputs included.
+  /// Append the records of a tensor that `call` has just written. `first`: index that the event's
+  /// first record will have.
   void output(std::vector<RecordRow>& rows, StringId slot, const at::Tensor& tensor,
-              const Written& written, Record first, std::size_t before);
+              const Written& written, Record first, const Call& call);
   /// Append the record of plain bytes: returned numbers, a generator's state.
   void bytes(std::vector<RecordRow>& rows, StringId slot, std::uint8_t dtype, const void* data,
              std::size_t nbytes, std::uint8_t flags);
@@ -93,7 +92,7 @@ class Reader {
  private:
   void plain_input(Call& call, StringId slot, const at::Tensor& tensor, Bits bits);
   void plain_output(std::vector<RecordRow>& rows, StringId slot, const at::Tensor& tensor,
-                    Bits bits, const Written& written, Record first, std::size_t before);
+                    Bits bits, const Written& written, Record first, const Call& call);
   RecordRow row(StringId slot, const Geometry& geometry, std::uint8_t flags) const;
   /// Read the tensor's bytes into the row, or note why not.
   bool read(RecordRow& row, const at::Tensor& tensor, const Geometry& geometry,

@@ -12,7 +12,7 @@ namespace opguard {
 
 namespace {
 
-bool has_data(const std::vector<c10::IValue>& result) {
+bool has_data(Results result) {
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : result) {
     tensors_in(value, tensors);
@@ -46,7 +46,7 @@ Recorder::Recorder(std::shared_ptr<Interner> interner, std::unique_ptr<CallSites
       sites_(std::move(sites)),
       reader_(*interner_, mode),
       collectives_([this](PendingCollective& pending, bool ready) {
-        finish(*pending.call, pending.result, ready);
+        finish(*pending.call, Results(pending.result.data(), pending.result.size()), ready);
       }),
       state_(operators.without_schema("opguard.state")),
       rng_slot_(interner_->intern(StringKind::Slot, "rng")),
@@ -126,7 +126,7 @@ void Recorder::read_generator(Call& call, c10::ArrayRef<const c10::IValue> stack
   call.generator.assign(data, data + state.nbytes());
 }
 
-void Recorder::after(std::unique_ptr<Call>& call, const std::vector<c10::IValue>& result) {
+void Recorder::after(std::unique_ptr<Call>& call, Results result) {
   ThreadPlace& here = program.here();
   if (Program::made_nodes(here)) {
     program.note_nodes(here, call->place);
@@ -145,7 +145,7 @@ void Recorder::after(std::unique_ptr<Call>& call, const std::vector<c10::IValue>
 }
 
 void Recorder::after_maybe_view(std::unique_ptr<Call>& call,
-                                const std::vector<c10::IValue>& result, bool raised) {
+                                Results result, bool raised) {
   const bool plain = !raised && !collectives_.any() && result.size() == 1 &&
                      result[0].isTensor() && !call->stack.empty() && call->stack[0].isTensor() &&
                      result[0].toTensor().defined() && call->stack[0].toTensor().defined() &&
@@ -219,14 +219,15 @@ void Recorder::after_graph(Call& call, const std::vector<at::Tensor>& result) {
     program.note_nodes(here, call.place);
   }
   std::vector<c10::IValue> values(result.begin(), result.end());
-  if (call.dataless && !has_data(values)) {
+  const Results results(values.data(), values.size());
+  if (call.dataless && !has_data(results)) {
     return;
   }
   Locked locked(*this);
-  finish(call, values, true);
+  finish(call, results, true);
 }
 
-bool Recorder::is_view(const Call& call, const std::vector<c10::IValue>& result) {
+bool Recorder::is_view(const Call& call, Results result) {
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : result) {
     if (is_number(value)) {
@@ -263,9 +264,9 @@ StringId Recorder::boundary(StringId op, const Place& place) {
   if (found != boundaries_.end()) {
     return found->second;
   }
-  const std::string text = "[" + std::to_string(ids[0]) + "," + std::to_string(ids[1]) + "," +
-                           std::to_string(ids[2]) + "," +
-                           (ids[3] == kNoString ? "-1" : std::to_string(ids[3])) + "]";
+  const std::string text =
+      json_array({std::to_string(ids[0]), std::to_string(ids[1]), std::to_string(ids[2]),
+                  ids[3] == kNoString ? "-1" : std::to_string(ids[3])});
   return boundaries_[ids] = interner_->intern(StringKind::Boundary, text);
 }
 

@@ -38,9 +38,9 @@ class Recorder {
   /// Read the inputs. False: the call makes no event.
   bool before(Call& call, c10::ArrayRef<const c10::IValue> stack);
   /// Read the outputs and write the event, unless the call was a pure view.
-  void after(std::unique_ptr<Call>& call, const std::vector<c10::IValue>& result);
+  void after(std::unique_ptr<Call>& call, Results result);
   /// A declared view has returned, or raised: if it copied, it is an event.
-  void after_maybe_view(std::unique_ptr<Call>& call, const std::vector<c10::IValue>& result,
+  void after_maybe_view(std::unique_ptr<Call>& call, Results result,
                         bool raised);
   /// The operator raised: the event has inputs only, and what it may have written is new.
   void raised(Call& call);
@@ -95,11 +95,11 @@ class Recorder {
   class Locked;
   void read_inputs(Call& call);
   void read_generator(Call& call, c10::ArrayRef<const c10::IValue> stack);
-  bool is_view(const Call& call, const std::vector<c10::IValue>& result);
+  bool is_view(const Call& call, Results result);
   bool aliases(const Call& call, const at::Tensor& tensor);
-  void finish(Call& call, const std::vector<c10::IValue>& result, bool ready);
+  void finish(Call& call, Results result, bool ready);
   void write_result(Call& call, std::vector<RecordRow>& outputs,
-                    const std::vector<c10::IValue>& result, bool ready);
+                    Results result, bool ready);
   void write_value(Call& call, std::vector<RecordRow>& outputs, StringId slot,
                    const c10::IValue& value, std::size_t index, bool ready);
   void write_tensor(Call& call, std::vector<RecordRow>& outputs, StringId slot,

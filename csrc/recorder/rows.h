@@ -46,6 +46,8 @@ enum class Reason : std::uint8_t {
   Present, Freed, Capturing, InFlight, Unsupported, NotSelected
 };
 constexpr std::size_t kReasons = 6;
+constexpr std::array<const char*, kReasons> kReasonNames = {
+    "present", "freed", "capturing", "in_flight", "unsupported", "not_selected"};
 
 /// One tensor record on its way into a block.
 struct RecordRow {

@@ -107,6 +107,19 @@ std::string json_string(std::string_view text) {
   return json;
 }
 
+std::string json_array(std::initializer_list<std::string> items) {
+  std::string text;
+  text.push_back('[');
+  for (const std::string& item : items) {
+    if (text.size() > 1) {
+      text.push_back(',');
+    }
+    text.append(item);
+  }
+  text.push_back(']');
+  return text;
+}
+
 std::string json_list(c10::IntArrayRef values) {
   std::string json = "[";
   for (const std::int64_t value : values) {

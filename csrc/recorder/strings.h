@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -57,6 +58,8 @@ class Interner {
 /// A JSON string of UTF-8 text, byte for byte what Python's `json.dumps` makes of it. Bytes that
 /// are no UTF-8 are what `os.fsdecode` makes of them.
 std::string json_string(std::string_view text);
+/// A list of texts that are JSON already: `[1,"a"]`.
+std::string json_array(std::initializer_list<std::string> items);
 /// A list of numbers as it is stored: `[4,64]`.
 std::string json_list(c10::IntArrayRef values);
 

@@ -82,7 +82,9 @@ VALUES: list[tuple[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "value"), VALUES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("kind", "value"), VALUES, ids=lambda value: str(value).partition(" at 0x")[0][:40]
+)
 def test_every_kind_of_argument(echo: Callable[[str, Any], None], kind: str, value: Any) -> None:
     found = by_native(lambda: echo(kind, value))
     assert len(found) == 1

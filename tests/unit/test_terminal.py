@@ -244,6 +244,14 @@ def test_identical_claims_no_more_than_was_compared():
     assert section(IDENTICAL, "Not covered") == [["device", "kernels", "not", "observed"]]
 
 
+def test_the_mechanism_is_named():
+    both = dataclasses.replace(IDENTICAL, mechanism=SideTexts("native", "native"))
+    assert section(both, "Compared")[0] == ["captured", "by", "native"]
+    differ = dataclasses.replace(IDENTICAL, mechanism=SideTexts("native", "dispatch"))
+    shown = ["captured", "by", "native", "(baseline),", "dispatch", "(candidate)"]
+    assert section(differ, "Compared")[0] == shown
+
+
 def test_whatever_was_not_compared_is_said():
     result = dataclasses.replace(
         IDENTICAL,

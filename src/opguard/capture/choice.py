@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from opguard.capture import native
+import torch
+
 from opguard.capture.dispatch import Dispatch
 from opguard.capture.mechanism import Mechanism, Session
+from opguard.capture.native import Native
 from opguard.errors import NativeError, UsageError
+from opguard.fingerprint import native
 from opguard.settings import CaptureSettings
 
 _noted: set[str] = set()
@@ -27,9 +30,12 @@ def choose(settings: CaptureSettings, session: Session, note: Callable[[str], No
             raise UsageError("--require-native and --mechanism dispatch exclude each other")
         return Dispatch(session)
     why_not = native.why_not()
+    asked_for = wanted == "native" or settings.require_native
+    if not why_not and not asked_for and torch.cuda.is_available():
+        why_not = "it reads CPU tensors only, and torch sees a GPU"
     if not why_not:
-        return native.Native(session)
-    if wanted == "native" or settings.require_native:
+        return Native(session)
+    if asked_for:
         flag = "--mechanism native" if wanted == "native" else "--require-native"
         raise NativeError(f"{flag}: {why_not}")
     if why_not not in _noted:

@@ -35,13 +35,6 @@ _PACKAGE: Final = str(Path(__file__).resolve().parent.parent)
 _BYTES: Final = DTYPES.index("bytes")
 
 
-def why_not() -> str:
-    """Why this mechanism cannot be used here, in one sentence; empty if it can."""
-    if torch.cuda.is_available():
-        return "this build of the recorder reads CPU tensors only, and torch sees a GPU"
-    return native.why_not()
-
-
 class Native:
     """See :class:`opguard.capture.mechanism.Mechanism`."""
 
@@ -114,8 +107,12 @@ class Native:
                 functools.partial(torch_private.wrap_graph_calls, patches, self._graph_call),
             )
         )
+        unseen = (self._module.begin_unseen, self._module.end_unseen)
         patches.later(
-            torch_private.around_compilation(self._module.begin_unseen, self._module.end_unseen)
+            when_imported(
+                "torch._dynamo.callback",
+                functools.partial(torch_private.wrap_compilation, patches, *unseen),
+            )
         )
 
     def _graph_call(self, call: Callable[[], Any], inputs: Any) -> Any:

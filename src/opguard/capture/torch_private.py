@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _python_dispatch as python_dispatch
-
-from opguard.capture.imports import when_imported
 
 
 def graph_task_id() -> int:
@@ -244,38 +241,28 @@ def wrap_graph_calls(
     patches.replace(home.CompiledFxGraph, "__call__", call)
 
 
-def around_compilation(begin: Callable[[], None], end: Callable[[], None]) -> Callable[[], None]:
-    """Call ``begin()`` and ``end()`` on the thread that compiles, around each compilation; returns
-    what undoes it. Absent before torch 2.6: what the compiler computes counts as the program's."""
-    depth = threading.local()
-    removes: list[Callable[[], None]] = []
+def wrap_compilation(patches: Any, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Call ``begin()`` and ``end()`` on the thread that compiles, around each compilation.
 
-    def begun(*_: Any) -> None:
-        depth.value = getattr(depth, "value", 0) + 1
-        if depth.value == 1:
-            begin()
+    Not by registered callbacks: ``torch._dynamo.reset()`` drops those, and only the first of
+    several threads that compile at a time runs them. Absent before torch 2.6: what the compiler
+    computes counts as the program's.
+    """
+    handler = getattr(sys.modules["torch._dynamo.callback"], "CompilationCallbackHandler", None)
+    original = getattr(handler, "install_callbacks", None)
+    if original is None:
+        return
 
-    def ended(*_: Any) -> None:
-        if getattr(depth, "value", 0):
-            depth.value -= 1
-            if depth.value == 0:
-                end()
+    @contextmanager
+    def installed(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        begin()
+        try:
+            with original(*args, **kwargs) as value:
+                yield value
+        finally:
+            end()
 
-    def imported() -> None:
-        handler = getattr(sys.modules["torch._dynamo.callback"], "callback_handler", None)
-        if handler is not None:
-            handler.register_start_callback(begun)
-            handler.register_end_callback(ended)
-            removes.append(lambda: handler.remove_start_callback(begun))
-            removes.append(lambda: handler.remove_end_callback(ended))
-
-    removes.append(when_imported("torch._dynamo.callback", imported))
-
-    def undo() -> None:
-        for remove in removes:
-            remove()
-
-    return undo
+    patches.replace(handler, "install_callbacks", installed)
 
 
 def compiled_graph_module() -> str:

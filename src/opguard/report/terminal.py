@@ -213,6 +213,10 @@ def _names(entries: Sequence[StateName], total: int) -> str:
 
 def _compared(result: Result) -> Iterator[tuple[str, str]]:
     counts, prefix = result.counts, result.certified_prefix
+    first, second = result.mechanism.baseline, result.mechanism.candidate
+    if first or second:
+        both = first if first == second else f"{first} (baseline), {second} (candidate)"
+        yield "captured by", clean(both)
     yield "operators", f"{counts.baseline_events:,} baseline, {counts.candidate_events:,} candidate"
     yield "paired", f"{counts.paired:,}, of which {counts.agreeing:,} agree"
     incomplete = "" if prefix.complete else ", but parts of them could not be compared"

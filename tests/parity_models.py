@@ -1,0 +1,437 @@
+"""Short programs that train: layers, optimizers, and what stands around a step."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (as everybody calls it)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+PROGRAMS: dict[str, Callable[[], Any]] = {}
+"""By name: what a parity test runs under each mechanism."""
+
+
+def program(run: Callable[[], Any]) -> Callable[[], Any]:
+    """Add ``run`` to ``PROGRAMS``."""
+    PROGRAMS[run.__name__] = run
+    return run
+
+
+def train(model: nn.Module, *inputs: Any, steps: int = 2, loss: Any = None) -> None:
+    """Two steps of SGD on the mean square of what the model returns."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        result = model(*inputs)
+        first = result[0] if isinstance(result, tuple) else result
+        (first.square().mean() if loss is None else loss(first)).backward()
+        optimizer.step()
+
+
+@program
+def lstm() -> None:
+    train(nn.LSTM(5, 4, num_layers=2, bidirectional=True, dropout=0.3), torch.randn(6, 3, 5))
+
+
+@program
+def lstm_packed() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(5, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, [4, 2, 1], batch_first=True)
+            out, _ = self.rnn(packed)
+            return nn.utils.rnn.pad_packed_sequence(out, batch_first=True)[0]
+
+    train(Model(), torch.randn(3, 4, 5))
+
+
+@program
+def gru() -> None:
+    train(nn.GRU(5, 4, num_layers=2), torch.randn(6, 3, 5))
+
+
+@program
+def gru_cell() -> None:
+    cell = nn.GRUCell(3, 4)
+    h = torch.zeros(2, 4)
+    for _ in range(3):
+        h = cell(torch.randn(2, 3), h)
+    h.sum().backward()
+
+
+@program
+def convolutions() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.ConvTranspose2d(4, 2, 2), nn.GroupNorm(1, 2), nn.SiLU(), nn.AvgPool2d(2),
+        nn.Conv2d(2, 2, 1, groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+    x = torch.randn(4, 3, 8, 8)
+    train(model, x)
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    with torch.inference_mode():
+        model(x)
+    train(model, x.to(memory_format=torch.channels_last))
+
+
+@program
+def conv1d_and_3d() -> None:
+    train(nn.Conv1d(2, 3, 3, padding_mode="circular"), torch.randn(2, 2, 7))
+    train(nn.Conv3d(1, 2, 2), torch.randn(1, 1, 3, 3, 3))
+
+
+@program
+def batch_norms() -> None:
+    for layer in (nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None),
+                  nn.BatchNorm1d(3, track_running_stats=False), nn.InstanceNorm1d(3, affine=True),
+                  nn.SyncBatchNorm(3)):  # fmt: skip
+        x = torch.randn(4, 3, 5)
+        train(layer, x)
+        layer.eval()
+        layer(x)
+
+
+@program
+def embeddings() -> None:
+    tokens = torch.tensor([[0, 2, 2], [1, 4, 0]])
+    train(nn.Embedding(5, 3, padding_idx=0, max_norm=1.0, scale_grad_by_freq=True), tokens)
+    train(nn.EmbeddingBag(5, 3, mode="mean"), tokens)
+
+
+@program
+def sparse_gradients() -> None:
+    tokens = torch.tensor([[0, 2, 2], [1, 4, 0]])
+    for layer in (nn.Embedding(5, 3, sparse=True), nn.EmbeddingBag(5, 3, mode="sum", sparse=True)):
+        optimizer = torch.optim.SparseAdam(list(layer.parameters()), lr=0.1)
+        for _ in range(2):
+            (gradient,) = torch.autograd.grad(layer(tokens).square().sum(), layer.weight)
+            layer.weight.grad = gradient.coalesce()
+            optimizer.step()
+
+
+@program
+def attention() -> None:
+    x = torch.randn(2, 4, 8)
+    layer = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    train(lambda_module(lambda: layer(x, x, x, attn_mask=mask), layer))
+    train(lambda_module(lambda: layer(x, x, x, need_weights=False), layer))
+    layer.eval()
+    with torch.no_grad():
+        layer(x, x, x)
+
+
+@program
+def transformer() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2)
+    x = torch.randn(2, 4, 8)
+    train(model, x)
+    model.eval()
+    with torch.inference_mode():
+        model(x, src_key_padding_mask=torch.tensor([[False] * 4, [False, False, True, True]]))
+
+
+@program
+def decoder() -> None:
+    layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    train(layer, torch.randn(2, 4, 8), torch.randn(2, 3, 8))
+
+
+class Called(nn.Module):
+    """Calls a function, as a module with the parameters of another one."""
+
+    def __init__(self, call: Callable[[], Any], inner: nn.Module) -> None:
+        super().__init__()
+        self.call, self.inner = call, inner
+
+    def forward(self) -> Any:
+        """Its result."""
+        return self.call()
+
+
+def lambda_module(call: Callable[[], Any], inner: nn.Module) -> nn.Module:
+    return Called(call, inner)
+
+
+@program
+def dropouts() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    for layer in (nn.Dropout(0.4), nn.Dropout(0.4, inplace=True), nn.Dropout2d(), nn.AlphaDropout(),
+                  nn.FeatureAlphaDropout(), nn.RReLU(), nn.Dropout(0.0), nn.Dropout(1.0)):  # fmt: skip
+        y = (x * 1).requires_grad_()
+        layer(y * 2).sum().backward()
+        layer.eval()
+        layer(y * 2)
+    F.gumbel_softmax(x.requires_grad_(), hard=True).sum().backward()
+
+
+@program
+def losses() -> None:
+    x = torch.randn(4, 5, requires_grad=True)
+    y = torch.randn(4, 5)
+    labels = torch.tensor([0, 4, 2, -100])
+    for loss in (
+        F.cross_entropy(x, labels, label_smoothing=0.1), F.cross_entropy(x, y.softmax(1)),
+        F.mse_loss(x, y), F.l1_loss(x, y), F.smooth_l1_loss(x, y), F.huber_loss(x, y),
+        F.binary_cross_entropy_with_logits(x, y.sigmoid()), F.kl_div(x.log_softmax(1), y.softmax(1),
+        reduction="batchmean"), F.cosine_embedding_loss(x, y, torch.ones(4)),
+        F.triplet_margin_loss(x, y, y + 1), F.gaussian_nll_loss(x, y, torch.ones(4, 5)),
+        F.multi_margin_loss(x, labels.clamp(min=0)), F.nll_loss(x.log_softmax(1), labels),
+        F.poisson_nll_loss(x, y.abs()), F.soft_margin_loss(x, y.sign()), F.hinge_embedding_loss(x, y.sign()),
+    ):  # fmt: skip
+        loss.backward()
+
+
+@program
+def activations() -> None:
+    x = torch.randn(3, 6, requires_grad=True)
+    for layer in (nn.GELU(), nn.GELU(approximate="tanh"), nn.ELU(), nn.CELU(), nn.SELU(), nn.GLU(),
+                  nn.Hardtanh(), nn.Hardswish(), nn.Mish(), nn.PReLU(), nn.Softplus(), nn.Softshrink(),
+                  nn.Softsign(), nn.Tanhshrink(), nn.Threshold(0.1, 2.0), nn.LogSigmoid(),
+                  nn.Softmax(dim=-1), nn.LogSoftmax(dim=-1), nn.Softmin(dim=0), nn.LeakyReLU(),
+                  nn.ReLU6(), nn.Hardsigmoid()):  # fmt: skip
+        layer(x).sum().backward()
+
+
+@program
+def norms() -> None:
+    x = torch.randn(2, 4, 6)
+    for layer in (nn.LayerNorm(6), nn.LayerNorm(6, elementwise_affine=False), nn.RMSNorm(6),
+                  nn.GroupNorm(2, 4), nn.LocalResponseNorm(2), nn.CrossMapLRN2d(2)):  # fmt: skip
+        y = x.clone().requires_grad_()
+        if isinstance(layer, nn.CrossMapLRN2d):
+            layer(y.unsqueeze(0)).sum().backward()
+        else:
+            layer(y).square().sum().backward()
+    train(nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), x)
+    train(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)), x)
+
+
+@program
+def resampling() -> None:
+    x = torch.randn(1, 2, 4, 4, requires_grad=True)
+    F.interpolate(x, scale_factor=2, mode="bilinear").sum().backward()
+    F.interpolate(x, size=3, mode="nearest").sum().backward()
+    F.interpolate(x, scale_factor=2.0, mode="bicubic", antialias=True).sum().backward()
+    F.grid_sample(x, torch.rand(1, 3, 3, 2, requires_grad=True) - 0.5, align_corners=False).sum().backward()
+    F.pixel_shuffle(x.repeat(1, 2, 1, 1), 2).sum().backward()
+    F.unfold(x, 2).sum().backward()
+    F.fold(F.unfold(x, 2), 4, 2).sum().backward()
+    F.pad(x, (1, 1, 1, 1), mode="reflect").sum().backward()
+    F.pad(x, (1, 1, 1, 1), mode="circular").sum().backward()
+    F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2).sum().backward()
+
+
+def optimizers() -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name in ("SGD", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam",
+                 "RMSprop", "Rprop", "Adafactor"):  # fmt: skip
+        if not hasattr(torch.optim, name):
+            continue
+        for foreach in (False, True):
+            made[f"{name}-{'foreach' if foreach else 'loop'}"] = (name, {"foreach": foreach})
+    made["SGD-nesterov"] = ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1})
+    made["Adam-amsgrad"] = ("Adam", {"amsgrad": True, "weight_decay": 0.1})
+    made["Adam-maximize"] = ("Adam", {"maximize": True, "foreach": True})
+    made["Adam-fused"] = ("Adam", {"fused": True})
+    made["AdamW-fused"] = ("AdamW", {"fused": True})
+    made["SGD-fused"] = ("SGD", {"fused": True, "momentum": 0.9})
+    made["Adagrad-fused"] = ("Adagrad", {"fused": True})
+    made["RMSprop-centered"] = ("RMSprop", {"centered": True, "momentum": 0.9})
+    made["Adam-capturable-lr"] = ("Adam", {"lr": torch.tensor(0.01), "foreach": False})
+    return made
+
+
+OPTIMIZERS = optimizers()
+
+
+def optimize(name: str) -> None:
+    """Three steps of one optimizer."""
+    kind, options = OPTIMIZERS[name]
+    options = {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in options.items()}
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), **{"lr": 0.01, **options})
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+
+
+for _name in OPTIMIZERS:
+    PROGRAMS[_name] = lambda name=_name: optimize(name)
+
+
+@program
+def lbfgs() -> None:
+    model = nn.Linear(4, 2)
+    x, y = torch.randn(6, 4), torch.randn(6, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.step(closure)
+
+
+@program
+def muon() -> None:
+    if not hasattr(torch.optim, "Muon"):
+        return
+    model = nn.Linear(4, 3, bias=False)
+    optimizer = torch.optim.Muon(model.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+
+
+@program
+def accumulation_and_clipping() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(2):
+        for _ in range(3):
+            (model(torch.randn(3, 4)).mean() / 3).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=bool(step))
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@program
+def grad_scaler() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    for step in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.mse_loss(model(torch.randn(3, 4)).float(), torch.randn(3, 2))
+        scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@program
+def autocast() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(2):
+            F.cross_entropy(model(torch.randn(3, 4)), torch.tensor([0, 1, 0])).backward()
+        with torch.autocast("cpu", enabled=False):
+            model(torch.randn(3, 4))
+        F.scaled_dot_product_attention(*torch.randn(3, 1, 2, 4, 8))
+        torch.randn(2, 3) @ torch.randn(3, 2)
+        torch.einsum("ij,jk->ik", torch.randn(2, 3), torch.randn(3, 2))
+
+
+@program
+def moving_average() -> None:
+    model = nn.Linear(4, 2)
+    average = copy.deepcopy(model)
+    swa = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        swa.update_parameters(model)
+        with torch.no_grad():
+            for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        kept = [p.data for p in model.parameters()]
+        for p, slow in zip(model.parameters(), average.parameters(), strict=True):
+            p.data = slow.data
+        model(torch.randn(3, 4))
+        for p, data in zip(model.parameters(), kept, strict=True):
+            p.data = data
+    model.load_state_dict(average.state_dict())
+    model(torch.randn(3, 4))
+
+
+@program
+def checkpoints() -> None:
+    model = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.ReLU()) for _ in range(3))
+    x = torch.randn(2, 4, requires_grad=True)
+    for reentrant in (False, True):
+        h = x
+        for layer in model:
+            h = checkpoint(layer, h, use_reentrant=reentrant)
+        h.sum().backward()
+    h = torch.utils.checkpoint.checkpoint_sequential(nn.Sequential(*model), 2, x, use_reentrant=False)
+    h.sum().backward()
+
+
+@program
+def selective_checkpoint() -> None:
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        keep = op is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    x = torch.randn(3, 3, requires_grad=True)
+    checkpoint(
+        lambda v: (v @ v).sin().exp(), x, use_reentrant=False,
+        context_fn=lambda: create_selective_checkpoint_contexts(policy),
+    ).sum().backward()  # fmt: skip
+
+
+@program
+def tied_and_frozen() -> None:
+    embedding, head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+    head.weight = embedding.weight
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    parameters = list(embedding.parameters())
+    optimizer = torch.optim.Adam(parameters)
+    for _ in range(2):
+        optimizer.zero_grad()
+        h = frozen(embedding(torch.tensor([1, 2, 5])))
+        F.cross_entropy(head(h), torch.tensor([2, 5, 0])).backward()
+        optimizer.step()
+
+
+@program
+def penalty() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.randn(5, 3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (gradient.norm(dim=1) - 1).square().mean().backward()
+
+
+@program
+def initialisation() -> None:
+    w = torch.empty(4, 6)
+    for fill in (nn.init.xavier_uniform_, nn.init.kaiming_normal_, nn.init.orthogonal_,
+                 nn.init.trunc_normal_, nn.init.eye_, nn.init.ones_, nn.init.normal_):  # fmt: skip
+        fill(w)
+    nn.init.sparse_(w, 0.5)
+    nn.init.dirac_(torch.empty(2, 2, 3))
+    with torch.device("cpu"):
+        nn.Linear(2, 2)
+    layer = nn.Linear(2, 2, device="meta").to_empty(device="cpu")
+    layer.reset_parameters()
+    lazy = nn.LazyLinear(3)
+    lazy(torch.randn(2, 5)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        copy.deepcopy(layer)
