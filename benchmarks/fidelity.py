@@ -1,7 +1,7 @@
 """Does capture change what a program computes? PyTorch's OpInfo samples, plain and captured.
 
     python benchmarks/fidelity.py [--ops GLOBS] [--dtypes float32] [--mechanism native|dispatch]
-                                  [--mode trusted|full] [--json FILE]
+                                  [--mode trusted|full] [--threads 1] [--json FILE]
 
 Every sample runs forward and backward, and without gradients; in place and into ``out=`` too where
 the operator can; and so do the samples that must raise. Outputs, gradients and random states are
@@ -262,12 +262,13 @@ def main() -> None:
     parser.add_argument("--mode", choices=("trusted", "full"), default="trusted")
     best = "native" if native.available() else "dispatch"
     parser.add_argument("--mechanism", choices=("native", "dispatch"), default=best)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     torch.set_warn_always(True)
     warnings.simplefilter("ignore")  # those of samples while they are made and read
-    print(f"mechanism {args.mechanism}, mode {args.mode}")
+    print(f"mechanism {args.mechanism}, mode {args.mode}, threads {args.threads}")
     facts = {name: value for name, value in environment.facts().items() if name in FACTS}
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     tables = {}

@@ -31,6 +31,7 @@ Tables tables_from(const py::dict& tables) {
   result.c10d_writes = tables["c10d_writes"].cast<decltype(result.c10d_writes)>();
   result.c10d_no_inputs = tables["c10d_no_inputs"].cast<std::set<std::string>>();
   result.unset_outputs = tables["unset_outputs"].cast<decltype(result.unset_outputs)>();
+  result.written_returns = tables["written_returns"].cast<decltype(result.written_returns)>();
   return result;
 }
 
@@ -80,6 +81,7 @@ py::dict describe_as_dict(const std::string& name, const std::string& overload,
   result["declares_writes"] = op->declares_writes;
   result["collective"] = op->collective;
   result["unset_outputs"] = op->unset_outputs;
+  result["written_returns"] = op->written_returns;
   result["returned_writes"] = op->returned_writes;
   result["switch_argument"] = op->switch_argument;
   result["from_root"] = op->from_root;

@@ -1,6 +1,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
@@ -19,6 +20,27 @@ namespace py = pybind11;
 namespace opguard::bind {
 
 namespace {
+
+/// Tensors and numbers of a list; other things are None, so that each keeps its position.
+std::vector<c10::IValue> values_of(const py::list& list) {
+  std::vector<c10::IValue> values;
+  for (const py::handle item : list) {
+    int overflow = 0;
+    if (THPVariable_Check(item.ptr())) {
+      values.emplace_back(item.cast<at::Tensor>());
+    } else if (PyBool_Check(item.ptr())) {
+      values.emplace_back(item.ptr() == Py_True);
+    } else if (PyFloat_Check(item.ptr())) {
+      values.emplace_back(PyFloat_AS_DOUBLE(item.ptr()));
+    } else if (PyLong_Check(item.ptr())) {
+      const std::int64_t number = PyLong_AsLongLongAndOverflow(item.ptr(), &overflow);
+      values.push_back(overflow == 0 ? c10::IValue(number) : c10::IValue());
+    } else {
+      values.emplace_back();
+    }
+  }
+  return values;
+}
 
 Mode mode_of(const std::string& name) {
   if (name == "trusted") {
@@ -96,14 +118,31 @@ struct NativeRecorder {
     place.modules.resize(std::min(depth, place.modules.size()));
   }
 
-  bool enter_graph(const std::vector<std::pair<std::size_t, at::Tensor>>& reads,
-                   const std::string& arguments) {
+  /// Not in Python, where the program's signal handler may raise between any two calls.
+  py::object call_graph(const py::object& call,
+                        const std::vector<std::pair<std::size_t, at::Tensor>>& reads,
+                        const std::string& arguments) {
     std::vector<Slotted> slotted;
     for (const auto& [position, tensor] : reads) {
       const std::string slot = "args[" + std::to_string(position) + "]";
       slotted.push_back({interner->intern(StringKind::Slot, slot), tensor});
     }
-    return listener->enter_graph(slotted, interner->intern(StringKind::Arguments, arguments));
+    if (!listener->enter_graph(slotted, interner->intern(StringKind::Arguments, arguments))) {
+      return call();
+    }
+    py::object result;
+    try {
+      result = call();
+    } catch (...) {
+      listener->leave_graph({}, /*raised=*/true);
+      throw;
+    }
+    std::vector<c10::IValue> values;
+    if (PyList_Check(result.ptr()) || PyTuple_Check(result.ptr())) {
+      values = values_of(py::list(result));
+    }
+    listener->leave_graph(Results(values.data(), values.size()), /*raised=*/false);
+    return result;
   }
 
   py::dict unfingerprinted() {
@@ -198,7 +237,7 @@ void bind_capture(py::class_<NativeRecorder>& recorder) {
   recorder.def("start", [](NativeRecorder& self) { self.listener->start(); })
       .def("stop", [](NativeRecorder& self) { self.listener->stop(); })
       .def("stop_after_fork", [](NativeRecorder& self) { self.listener->stop_after_fork(); })
-      .def("select", [](NativeRecorder& self, bool on) { self.recorder->on.store(on); },
+      .def("select", [](NativeRecorder& self, bool on) { self.recorder->select(on); },
            py::arg("on"))
       .def("set_limit",
            [](NativeRecorder& self, std::int64_t events) { self.recorder->limit.store(events); },
@@ -212,12 +251,8 @@ void bind_capture(py::class_<NativeRecorder>& recorder) {
       .def_property_readonly("rows_closed",
                              [](NativeRecorder& self) { return self.recorder->rows.closed(); })
       .def("close", [](NativeRecorder& self) { self.recorder->close(); })
-      .def("enter_graph", &NativeRecorder::enter_graph, py::arg("reads"), py::arg("arguments"))
-      .def("leave_graph",
-           [](NativeRecorder& self, const std::vector<at::Tensor>& result, bool raised) {
-             self.listener->leave_graph(result, raised);
-           },
-           py::arg("result"), py::arg("raised"))
+      .def("call_graph", &NativeRecorder::call_graph, py::arg("call"), py::arg("reads"),
+           py::arg("arguments"))
       .def_property_readonly("events",
                              [](NativeRecorder& self) { return self.recorder->events(); })
       .def_property_readonly("stopped",
@@ -259,6 +294,7 @@ void bind_recorder(py::module_& module) {
   bind_program(recorder);
   bind_state(recorder);
   bind_capture(recorder);
+  module.def("makes_room", &Rows::makes_room);
   module.def("begin_unseen", &Listener::begin_unseen);
   module.def("end_unseen", &Listener::end_unseen);
 }

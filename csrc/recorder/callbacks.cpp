@@ -1,6 +1,12 @@
 #include "recorder/callbacks.h"
 
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
 #include <exception>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -17,11 +23,21 @@ enum class Open : std::uint8_t {
   Passing,    ///< leaves no event; explains the version counter of its first argument
   MaybeView,
   Event,
+  Unseen,     ///< no call: `begin_unseen`
 };
+
+/// Gloo's threads compute what its operators return. Linux keeps 15 characters of a name.
+bool is_of_gloo() {
+  char name[16] = "";
+  return pthread_getname_np(pthread_self(), name, sizeof name) == 0 &&
+         std::string_view(name) == "pt_gloo_runloop";
+}
 
 /// Read and written by its thread alone.
 struct ThreadState {
-  const void* recorder = nullptr;  ///< of the capture in which the call began
+  const bool of_gloo = is_of_gloo();
+  /// In which the call began. Not the recorder's address, which the next capture may have again.
+  std::uint64_t capture = 0;
   Open open = Open::None;
   std::size_t hidden = 0;  ///< calls that the open one has made and that have not returned
   int exceptions = 0;      ///< in flight when the call began
@@ -56,23 +72,45 @@ ThreadState& this_thread() {
 // and nobody is inside, it may go.
 std::atomic<Recorder*> listening{nullptr};
 std::atomic<int> inside{0};
+thread_local int inside_here = 0;  // how many of them are this thread's
 PyObject* stop_exception = nullptr;
 
 class Inside {
  public:
   Inside() : recorder_(enter()) {}
-  ~Inside() { inside.fetch_sub(1); }
+  ~Inside() {
+    inside.fetch_sub(1);
+    --inside_here;
+  }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
   Recorder* recorder() const { return recorder_; }
 
  private:
   static Recorder* enter() {
+    ++inside_here;
     inside.fetch_add(1);
     return listening.load();
   }
   Recorder* recorder_;
 };
+
+/// The child of a fork has one thread and nobody who would take its rows: it would wait for room
+/// for ever. Also where Python does not hear of the fork.
+void forked() {
+  listening.store(nullptr);
+  inside.store(inside_here);
+}
+
+/// True where `begin_unseen` was called in a capture that is over, and `end_unseen` never was: the
+/// program's exception came in between.
+bool is_left_over(const ThreadState& thread) {
+  if (thread.open != Open::Unseen) {
+    return false;
+  }
+  const Inside here;
+  return here.recorder() != nullptr && here.recorder()->program.number() != thread.capture;
+}
 
 /// Keys under which a call is not yet the one that computes: subclasses and modes in Python, and
 /// functorch's layers. The inner calls on plain tensors are the events.
@@ -82,12 +120,13 @@ const c10::DispatchKeySet kWrappers({
     c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::FuncTorchGradWrapper,
     c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchVmapMode,
     c10::DispatchKey::BatchedNestedTensor, c10::DispatchKey::Functionalize,
+    c10::DispatchKey::Batched,  // of `is_grads_batched`
 });
 
 /// Of these the tensor itself tells: a layer that is being left is excluded, its tensors are not.
 const c10::DispatchKeySet kLayers({
     c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched,
-    c10::DispatchKey::BatchedNestedTensor,
+    c10::DispatchKey::BatchedNestedTensor, c10::DispatchKey::Batched,
 });
 
 void add_keys(const c10::IValue& value, c10::DispatchKeySet& keys) {
@@ -137,6 +176,14 @@ bool is_housekeeping() {
          at::in_parallel_region();
 }
 
+/// One line: what torch throws tells its C++ stack as well.
+std::string reason(const std::exception& error) {
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  std::string text = torch_error == nullptr ? error.what() : torch_error->what_without_backtrace();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
 /// The program ends by an exception that its thread raises as soon as this call has returned.
 void end_program(Recorder& recorder) {
   recorder.stopped.store(true);
@@ -164,7 +211,7 @@ void begin_event(Recorder& recorder, ThreadState& thread, Operator& op,
 
 void begin_call(Recorder& recorder, ThreadState& thread, Operator& op,
                 c10::ArrayRef<const c10::IValue> stack) {
-  thread.recorder = &recorder;
+  thread.capture = recorder.program.number();
   thread.hidden = 0;
   thread.exceptions = std::uncaught_exceptions();
   if (op.kind == Kind::Pass) {
@@ -193,7 +240,14 @@ void begin_call(Recorder& recorder, ThreadState& thread, Operator& op,
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
   ThreadState& thread = this_thread();
   if (thread.open != Open::None) {
-    ++thread.hidden;
+    if (!is_left_over(thread)) {
+      ++thread.hidden;
+      return nullptr;
+    }
+    thread.open = Open::None;
+  }
+  // Python there is the program's: what it wants done once a collective is over.
+  if (thread.of_gloo && PyGILState_GetThisThreadState() == nullptr) {
     return nullptr;
   }
   const Inside here;
@@ -216,10 +270,11 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
     }
     begin_call(*recorder, thread, *op, stack);
   } catch (const std::exception& error) {
-    recorder->fail(error.what());
+    recorder->fail(reason(error));
     // The call did begin: its end is still to come.
-    if (thread.open == Open::None && thread.recorder == recorder) {
+    if (thread.open == Open::None) {
       thread.open = Open::Quiet;
+      thread.hidden = 0;
     }
   }
   return nullptr;
@@ -244,6 +299,7 @@ void end_call(Recorder& recorder, Open open, std::unique_ptr<Call>& call,
       }
       return;
     case Open::Quiet:
+    case Open::Unseen:
     case Open::None:
       return;
   }
@@ -262,16 +318,16 @@ void on_end(const at::RecordFunction& function, at::ObserverContext*) {
   // go of, or while the interpreter lock is taken.
   auto call = std::move(thread.call);
   const Open open = std::exchange(thread.open, Open::None);
-  const void* const began = thread.recorder;
+  const std::uint64_t began = thread.capture;
   const bool raised = std::uncaught_exceptions() > thread.exceptions;
   {
     const Inside here;
     Recorder* recorder = here.recorder();
-    if (recorder != nullptr && recorder == began && recorder->armed.load()) {
+    if (recorder != nullptr && recorder->program.number() == began && recorder->armed.load()) {
       try {
         end_call(*recorder, open, call, function.outputs(), raised);
       } catch (const std::exception& error) {
-        recorder->fail(error.what());
+        recorder->fail(reason(error));
       }
     }
   }
@@ -295,6 +351,8 @@ void Listener::start() {
   OPGUARD_CHECK(listening.compare_exchange_strong(nobody, recorder_.get()),
                 "another capture listens already");
   stop_exception = stop_;
+  static const int watched = pthread_atfork(nullptr, nullptr, &forked);
+  OPGUARD_CHECK(watched == 0, "forks cannot be watched");
   recorder_->program.has_frames();
   handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&on_start, &on_end)
                                       .needsInputs(true)
@@ -309,16 +367,19 @@ void Listener::stop() {
   disarm();
   // A callback may be waiting for the interpreter lock.
   PyThreadState* state = PyEval_SaveThread();
-  while (inside.load() != 0) {
-    std::this_thread::yield();
+  while (inside.load() > inside_here) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   PyEval_RestoreThread(state);
+  if (inside_here != 0) {  // in a finalizer that a callback of this thread runs
+    new std::shared_ptr<Recorder>(recorder_);  // never freed: the callback goes on with it
+  }
 }
 
 void Listener::stop_after_fork() {
   if (handle_ != 0) {
     disarm();
-    inside.store(0);
+    forked();
   }
 }
 
@@ -335,40 +396,54 @@ bool Listener::enter_graph(const std::vector<Slotted>& reads, StringId arguments
     return false;
   }
   auto call = thread.take_call();
-  recorder_->before_graph(*call, reads, arguments);
-  thread.recorder = recorder_.get();
+  try {
+    recorder_->before_graph(*call, reads, arguments);
+  } catch (const std::exception& error) {
+    recorder_->fail(reason(error));
+    return false;
+  }
+  thread.capture = recorder_->program.number();
   thread.hidden = 0;
   thread.call = std::move(call);
   thread.open = Open::Event;
   return true;
 }
 
-void Listener::leave_graph(const std::vector<at::Tensor>& result, bool raised) {
+void Listener::leave_graph(Results result, bool raised) {
   ThreadState& thread = this_thread();
   auto call = std::move(thread.call);
+  thread.open = Open::None;
   if (recorder_->armed.load()) {
-    if (raised) {
-      recorder_->raised(*call);
-    } else {
-      recorder_->after_graph(*call, result);
+    try {
+      if (raised) {
+        recorder_->raised(*call);
+      } else {
+        recorder_->after_graph(*call, result);
+      }
+    } catch (const std::exception& error) {
+      recorder_->fail(reason(error));
     }
   }
-  thread.open = Open::None;
   thread.give_back(std::move(call));
 }
 
 void Listener::begin_unseen() {
   ThreadState& thread = this_thread();
-  if (thread.open == Open::None) {
-    thread.open = Open::Quiet;
-    thread.hidden = 0;
-  } else {
+  if (thread.open != Open::None && !is_left_over(thread)) {
     ++thread.hidden;
+    return;
   }
+  const Inside here;
+  thread.capture = here.recorder() == nullptr ? 0 : here.recorder()->program.number();
+  thread.open = Open::Unseen;
+  thread.hidden = 0;
 }
 
 void Listener::end_unseen() {
   ThreadState& thread = this_thread();
+  if (thread.open == Open::None) {
+    return;
+  }
   if (thread.hidden != 0) {
     --thread.hidden;
   } else {

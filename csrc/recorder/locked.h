@@ -7,17 +7,20 @@
 
 namespace opguard {
 
-/// Holds the capture's lock. What the capture let go of meanwhile is destroyed after it is
-/// released, and then the thread waits until there is room for more rows.
+/// Holds the capture's lock. After it is released the thread waits until there is room for more
+/// rows, and then what the capture let go of is destroyed: with it the capture may end.
 class Recorder::Locked {
  public:
-  explicit Locked(Recorder& recorder) : recorder_(recorder), lock_(recorder.mutex_) {}
+  /// `waits`: not where Python holds locks of ours, which the writer's thread may ask for when it
+  /// runs finalizers.
+  explicit Locked(Recorder& recorder, bool waits = true)
+      : recorder_(recorder), lock_(recorder.mutex_), waits_(waits) {}
 
   ~Locked() {
     auto finished = recorder_.collectives_.take_finished();
     auto dropped = recorder_.reader_.values.take_dropped();
     lock_.unlock();
-    if (recorder_.rows.crowded()) {
+    if (waits_ && recorder_.rows.crowded()) {
       wait();
     }
   }
@@ -44,6 +47,7 @@ class Recorder::Locked {
 
   Recorder& recorder_;
   std::unique_lock<std::mutex> lock_;
+  const bool waits_;
 };
 
 }  // namespace opguard

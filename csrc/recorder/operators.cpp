@@ -99,6 +99,12 @@ bool wrapped_by(const c10::OperatorHandle& handle, c10::DispatchKey autocast) {
   return handle.hasKernelForDispatchKey(autocast) && !handle.isKernelFallthroughKernel(autocast);
 }
 
+std::vector<int> listed(const std::map<std::string, std::vector<int>>& table,
+                        const std::string& name) {
+  const auto found = table.find(name);
+  return found == table.end() ? std::vector<int>() : found->second;
+}
+
 int position(const Operator& op, const std::string& name) {
   for (std::size_t i = 0; i < op.parameters.size(); ++i) {
     if (op.parameters[i].name == name) {
@@ -156,10 +162,8 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle, const Tabl
   op->partial = aten && tables.partial_writers.count(names.base) != 0;
   op->copies = aten && tables.copies.count(names.base) != 0;
   op->collective = names.space == "c10d" || names.space == "_c10d_functional";
-  const auto unset = tables.unset_outputs.find(names.schema);
-  if (unset != tables.unset_outputs.end()) {
-    op->unset_outputs = unset->second;
-  }
+  op->unset_outputs = listed(tables.unset_outputs, names.schema);
+  op->written_returns = listed(tables.written_returns, names.schema);
   op->sets_storage = names.schema == "aten::set_";
   op->waits = names.schema == "_c10d_functional::wait_tensor";
   op->autocast_cpu = wrapped_by(handle, c10::DispatchKey::AutocastCPU);

@@ -36,7 +36,7 @@ struct Tables {
   std::map<std::string, UndeclaredWrite> undeclared_writes;                       // by schema name
   std::map<std::string, std::vector<std::pair<std::string, std::string>>> c10d_writes;
   std::set<std::string> c10d_no_inputs;
-  std::map<std::string, std::vector<int>> unset_outputs;                          // by schema name
+  std::map<std::string, std::vector<int>> unset_outputs, written_returns;         // by schema name
 };
 
 /// One argument of an operator's schema.
@@ -63,6 +63,7 @@ struct Operator {
   bool declares_writes = false;
   bool collective = false;
   std::vector<int> unset_outputs;
+  std::vector<int> written_returns;   ///< views of an argument, which it has written
   std::vector<bool> returned_writes;  ///< per return: it is the written argument itself
   int switch_argument = -1;           ///< argument that switches undeclared writes on
   bool from_root = false;

@@ -5,6 +5,14 @@
 
 namespace opguard {
 
+namespace {
+
+bool is_listed(const std::vector<int>& positions, std::size_t index) {
+  return std::find(positions.begin(), positions.end(), static_cast<int>(index)) != positions.end();
+}
+
+}  // namespace
+
 void Recorder::finish(Call& call, Results result, bool ready) {
   std::vector<RecordRow>& outputs = outputs_;
   outputs.clear();
@@ -43,10 +51,11 @@ void Recorder::write_value(Call& call, std::vector<RecordRow>& outputs, StringId
     if (!tensor.defined()) {
       return;
     }
-    const std::vector<int>& unset = call.op->unset_outputs;
     Reader::Written written;
-    written.is_void = call.op->is_void || std::find(unset.begin(), unset.end(),
-                                                    static_cast<int>(index)) != unset.end();
+    written.is_void = call.op->is_void || is_listed(call.op->unset_outputs, index);
+    if (is_listed(call.op->written_returns, index)) {
+      written.how = Output::Undeclared;
+    }
     write_tensor(call, outputs, slot, tensor, written, ready);
   } else if (value.isList()) {
     const c10::ArrayRef<c10::IValue> items = value.toListRef();

@@ -65,6 +65,9 @@ Reason compressed_parts(const at::Tensor& tensor, bool by_row, std::vector<Part>
 }  // namespace
 
 Reason parts_of(const at::Tensor& tensor, std::vector<Part>& parts) {
+  if (traits(tensor).wrapper) {
+    return Reason::Freed;
+  }
   const Unseen unseen;
   switch (tensor.layout()) {
     case c10::Layout::Sparse:

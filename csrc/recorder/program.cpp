@@ -40,18 +40,28 @@ ThreadPlace& Program::here() {
     // Threads past 65,536 get the numbers of earlier ones: the column has 16 bits.
     place->ordinal = static_cast<std::uint16_t>(threads_.size() - 1);
     place->next_node = at::sequence_number::peek();
-    // A thread that Python has not told of runs Python if the interpreter knows it. Autograd's own
-    // threads are known too, but work on a graph.
-    place->has_frames = graph_task_id() < 0 && PyGILState_GetThisThreadState() != nullptr;
+    look_for_frames(*place);
     number = number_;
   }
   return *place;
+}
+
+/// A thread that Python has not told of runs Python if the interpreter knows it. Autograd's own
+/// threads are known too, but work on a graph, as others do at times: nothing is certain then.
+void Program::look_for_frames(ThreadPlace& here) {
+  if (graph_task_id() < 0) {
+    here.has_frames = PyGILState_GetThisThreadState() != nullptr;
+    here.is_known = true;
+  }
 }
 
 Place Program::locate(ThreadPlace& here) {
   const std::int64_t task = graph_task_id();
   if (task >= 0) {
     return in_backward(here, task);
+  }
+  if (!here.is_known) {
+    look_for_frames(here);
   }
   Place place;
   place.module = here.modules.empty() ? no_module_ : here.modules.back().path;
@@ -112,10 +122,12 @@ void Program::note_nodes(ThreadPlace& here, const Place& place) {
   const std::uint64_t first =
       std::max(here.next_node, next > kMostNodesACall ? next - kMostNodesACall : 0);
   const std::lock_guard<std::mutex> guard(mutex_);
-  Sites& sites = forward_[at::RecordFunction::currentThreadId()];
-  if (sites.size() > kMostSites) {
-    sites.clear();
+  if (forward_sites_ > kMostSites) {
+    forward_.clear();
+    forward_sites_ = 0;
   }
+  Sites& sites = forward_[at::RecordFunction::currentThreadId()];
+  forward_sites_ += next - first;
   for (std::uint64_t node = first; node < next; ++node) {
     sites[node] = {place.module, place.stack};
   }
@@ -146,7 +158,19 @@ StringId Program::accumulation(const autograd::Node* node) {
 void Program::name_parameter(const at::Tensor& parameter, StringId path) {
   // While the weak reference is held, no other tensor gets the address.
   Named named{c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr()), path};
+  std::vector<Named> gone;  // let go of when the lock is released
   const std::lock_guard<std::mutex> guard(mutex_);
+  if (parameters_.size() >= sweep_at_) {
+    for (auto at = parameters_.begin(); at != parameters_.end();) {
+      if (at->second.parameter.expired()) {
+        gone.push_back(std::move(at->second));
+        at = parameters_.erase(at);
+      } else {
+        ++at;
+      }
+    }
+    sweep_at_ = parameters_.size() + std::max(kSweepParameters, parameters_.size());
+  }
   parameters_.insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(named));
 }
 
@@ -154,6 +178,7 @@ void Program::begin_step(std::int32_t step) {
   step_.store(step, std::memory_order_relaxed);
   const std::lock_guard<std::mutex> guard(mutex_);
   forward_.clear();
+  forward_sites_ = 0;
 }
 
 }  // namespace opguard

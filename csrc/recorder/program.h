@@ -40,6 +40,7 @@ struct ThreadPlace {
   std::uint16_t ordinal = 0;
   /// Python runs on it: its frames may be walked. Never true for autograd's own threads.
   bool has_frames = false;
+  bool is_known = false;  ///< whether it has frames is certain
   std::vector<Module> modules;  ///< outermost first
   std::size_t optimizers = 0;   ///< steps that are running
   std::uint64_t next_node = 0;  ///< sequence number that the next autograd node had when last seen
@@ -47,6 +48,8 @@ struct ThreadPlace {
 
 /// Forward sites kept for the backward pass of a program that never steps an optimizer.
 constexpr std::size_t kMostSites = 1 << 18;
+/// Parameters named between two sweeps for those that are gone.
+constexpr std::size_t kSweepParameters = 4096;
 
 /// The places of all threads, and the sites of forward calls for the backward pass.
 class Program {
@@ -56,7 +59,10 @@ class Program {
   /// This thread's place.
   ThreadPlace& here();
   /// This thread runs Python.
-  void has_frames() { here().has_frames = true; }
+  void has_frames() {
+    ThreadPlace& place = here();
+    place.has_frames = place.is_known = true;
+  }
   /// Place of the call that is about to be made on this thread. May take the GIL: never called
   /// under the capture's lock.
   Place locate(ThreadPlace& here);
@@ -69,6 +75,8 @@ class Program {
   void name_parameter(const at::Tensor& parameter, StringId path);
   void begin_step(std::int32_t step);
   std::int32_t step() const { return step_.load(std::memory_order_relaxed); }
+  /// No two captures of a process have the same.
+  std::uint64_t number() const { return number_; }
 
  private:
   struct ForwardSite {
@@ -80,6 +88,7 @@ class Program {
   Place in_backward(ThreadPlace& here, std::int64_t graph_task);
   std::optional<ForwardSite> forward_site(std::uint64_t thread, std::uint64_t node);
   StringId accumulation(const autograd::Node* node);
+  static void look_for_frames(ThreadPlace& here);
 
   CallSites& sites_;
   const StringId no_module_;
@@ -89,11 +98,13 @@ class Program {
   std::mutex mutex_;  // a leaf, for all below
   std::vector<std::unique_ptr<ThreadPlace>> threads_;
   std::unordered_map<std::uint64_t, Sites> forward_;  // by thread as autograd numbers them
+  std::size_t forward_sites_ = 0;  // of all threads: a program may start a new one for each call
   struct Named {
     c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
     StringId path;
   };
   std::unordered_map<const c10::TensorImpl*, Named> parameters_;
+  std::size_t sweep_at_ = kSweepParameters;
 };
 
 }  // namespace opguard

@@ -17,6 +17,15 @@ constexpr const char* kShared = "[\xE2\x80\xA6]";
 /// Slots after which all new elements share theirs: a slot's id has 16 bits.
 constexpr std::size_t kMostSlots = 60000;
 
+/// True for wrappers that Python made (`_make_wrapper_subclass`): they have no data of their own.
+bool asks_python(const c10::TensorImpl& impl) {
+  if (!impl.key_set().has(c10::DispatchKey::Python)) {
+    return false;
+  }
+  const c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  return storage == nullptr || storage->data() == nullptr;
+}
+
 std::uint8_t reason_bits(Reason reason) {
   return static_cast<std::uint8_t>(static_cast<unsigned>(reason) << kReasonShift);
 }
@@ -28,7 +37,8 @@ Traits traits(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const c10::DispatchKeySet keys = impl.key_set();
   traits.dataless = keys.has_backend(c10::BackendComponent::MetaBit);
-  const bool odd = impl.layout() != c10::kStrided || keys.has(c10::DispatchKey::Quantized) ||
+  traits.wrapper = asks_python(impl);
+  const bool odd = traits.wrapper || impl.layout() != c10::kStrided || keys.has(c10::DispatchKey::Quantized) ||
                    tensor.is_quantized() || impl.is_nested();
   traits.plain = !traits.dataless && !odd && impl.has_storage();
   if (!odd) {
@@ -176,7 +186,8 @@ void Reader::plain_output(std::vector<RecordRow>& rows, StringId slot, const at:
     } else if (producers.empty() && storage.creator != kNoRecord) {
       producers.push_back(storage.creator);
     }
-    if (written.how == Output::Declared) {
+    // Undeclared writers, and Gloo's threads, may write by operators that move version counters.
+    if (written.how != Output::Returned || call.op->collective) {
       storage.explain(tensor);
     }
     // What a call writes twice, in a list that holds a tensor twice, is not its own producer.
@@ -258,7 +269,9 @@ void Reader::missing(std::vector<RecordRow>& rows, StringId slot, const at::Tens
   added.slot = slot;
   added.dtype = dtype_code(tensor.scalar_type());
   added.flags = static_cast<std::uint8_t>(flags | reason_bits(reason));
-  added.shape = interner_.intern(StringKind::Shape, json_list(tensor.sizes()));
+  // Not `sizes()`, which some tensors answer in Python and others by raising.
+  const auto sizes = c10::asIntArrayRefSlowOpt(tensor.unsafeGetTensorImpl()->sym_sizes_default());
+  added.shape = sizes ? interner_.intern(StringKind::Shape, json_list(*sizes)) : no_shape_;
   added.strides = no_strides_;
   rows.push_back(added);
 }

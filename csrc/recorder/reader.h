@@ -29,6 +29,7 @@ enum class Output : std::uint8_t {
 struct Traits {
   bool plain = false;     ///< strided, with a storage whose bytes are its elements
   bool dataless = false;  ///< meta and fake tensors: no record is made of them
+  bool wrapper = false;   ///< asks Python of its shape and layout, which needs the GIL: never asked
   Bits bits = 0;
 };
 Traits traits(const at::Tensor& tensor);

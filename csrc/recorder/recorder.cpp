@@ -96,8 +96,10 @@ void Recorder::read_generator(Call& call, c10::ArrayRef<const c10::IValue> stack
   const Operator& op = *call.op;
   at::Generator generator;
   if (op.generator_argument >= 0) {
-    generator = stack[static_cast<std::size_t>(op.generator_argument)].toOptional<at::Generator>()
-                    .value_or(at::Generator());
+    const c10::IValue& given = stack[static_cast<std::size_t>(op.generator_argument)];
+    if (given.isGenerator()) {  // other libraries may call anything by that name
+      generator = given.toGenerator();
+    }
   }
   if (!generator.defined()) {
     std::vector<at::Tensor> tensors;
@@ -109,8 +111,8 @@ void Recorder::read_generator(Call& call, c10::ArrayRef<const c10::IValue> stack
     }
     c10::Device device = tensors.empty() ? c10::Device(c10::kCPU) : tensors.front().device();
     if (tensors.empty() && op.device_argument >= 0) {
-      device = stack[static_cast<std::size_t>(op.device_argument)].toOptional<c10::Device>()
-                   .value_or(device);
+      const c10::IValue& given = stack[static_cast<std::size_t>(op.device_argument)];
+      device = given.isDevice() ? given.toDevice() : device;
     }
     if (!device.is_cpu()) {
       return;
@@ -213,18 +215,16 @@ void Recorder::before_graph(Call& call, const std::vector<Slotted>& reads, Strin
   read_inputs(call);
 }
 
-void Recorder::after_graph(Call& call, const std::vector<at::Tensor>& result) {
+void Recorder::after_graph(Call& call, Results result) {
   ThreadPlace& here = program.here();
   if (Program::made_nodes(here)) {
     program.note_nodes(here, call.place);
   }
-  std::vector<c10::IValue> values(result.begin(), result.end());
-  const Results results(values.data(), values.size());
-  if (call.dataless && !has_data(results)) {
+  if (call.dataless && !has_data(result)) {
     return;
   }
   Locked locked(*this);
-  finish(call, results, true);
+  finish(call, result, true);
 }
 
 bool Recorder::is_view(const Call& call, Results result) {

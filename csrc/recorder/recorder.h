@@ -55,7 +55,7 @@ class Recorder {
   /// A compiled graph is about to run, with these values by position; the tensors of `result` are
   /// what it returned, in order.
   void before_graph(Call& call, const std::vector<Slotted>& reads, StringId arguments);
-  void after_graph(Call& call, const std::vector<at::Tensor>& result);
+  void after_graph(Call& call, Results result);
 
   // From Python, with the GIL.
 
@@ -73,6 +73,8 @@ class Recorder {
   void cut();
   /// Gives back what is held of the program's storages.
   void close();
+  /// Whether calls are captured; nothing happens once the capture has failed or is over.
+  void select(bool selected) { on.store(selected && armed.load()); }
   /// The capture cannot go on.
   void fail(const std::string& why);
   std::string failure() const;

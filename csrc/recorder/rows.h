@@ -118,7 +118,11 @@ class Rows {
   std::unique_ptr<Block> take(double seconds);
   /// Wait until the queue has room again. Never under the capture's lock, nor with the GIL.
   void wait_for_room();
+  /// True where this thread has to wait for room.
   bool crowded() const;
+  /// This thread helps to make room. The garbage collector may run finalizers of the program on it,
+  /// and these call operators: it would wait for itself.
+  static void makes_room();
   /// No block will come any more: `take` gives what is there and then null, nobody waits.
   void close();
   bool closed() const;

@@ -303,7 +303,7 @@ void Values::sweep() {
       dropped_.push_back(storages_.extract(entry));
     }
   }
-  sweep_at_ = storages_.size() + kSweepEvery;
+  sweep_at_ = storages_.size() + std::max(kSweepEvery, storages_.size() / kSweepPart);
 }
 
 }  // namespace opguard

@@ -85,6 +85,7 @@ def facts(full_name: str) -> dict[str, Any]:
         "declares_writes": operator.declares_writes,
         "collective": operator.collective,
         "unset_outputs": list(operator.unset_outputs),
+        "written_returns": list(operator.written_returns),
         "returned_writes": list(operator.returned_writes),
         "switch_argument": -1 if operator.switch is None else place(operator.switch, -1),
         "from_root": operator.from_root,
@@ -140,11 +141,14 @@ def test_an_operator_that_is_none_is_an_error() -> None:
         ("c10d_writes", "c10d::broadcast_", "from_root"),
         ("c10d_no_inputs", "c10d::barrier", "parameters"),
         ("unset_outputs", "aten::_ctc_loss", "unset_outputs"),
+        ("written_returns", "fsdp::all_gather_copy_in", "written_returns"),
     ],
 )
 def test_each_table_decides_something(table: str, name: str, fact: str) -> None:
     if name.startswith("c10d") and not dist.is_available():
         pytest.skip("torch without distributed")
+    if name.startswith("fsdp"):
+        pytest.importorskip("torch.distributed.fsdp", exc_type=ImportError)
     emptied = {**TABLES, table: type(TABLES[table])()}
     assert native.module().describe(name, "", emptied)[fact] != described(name)[fact]
 

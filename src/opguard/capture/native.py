@@ -6,6 +6,7 @@ can place, and the thread that carries blocks of rows from the recorder to the w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import Counter
@@ -122,16 +123,7 @@ class Native:
             for position, value in enumerate(inputs, 1)
             if isinstance(value, torch.Tensor)
         ]
-        if not self._recorder.enter_graph(reads, _graph_arguments(inputs)):
-            return call()
-        raised, result = True, None
-        try:
-            result = call()
-            raised = False
-            return result
-        finally:
-            tensors = [value for value in result or () if isinstance(value, torch.Tensor)]
-            self._recorder.leave_graph(tensors, raised)
+        return self._recorder.call_graph(call, reads, _graph_arguments(inputs))
 
     # While the program runs
 
@@ -191,6 +183,7 @@ class Native:
     def _carry(self) -> None:
         """Runs on a thread of its own until :meth:`flush`."""
         recorder = self._recorder
+        self._module.makes_room()
         try:
             while True:
                 block = recorder.take(IDLE_SECONDS)
@@ -202,7 +195,7 @@ class Native:
                 elif block is None:
                     recorder.cut()
                 if block is not None:
-                    self._session.submit(Rows(block))
+                    self._session.submit(Rows(block, self._module.makes_room))
                 if recorder.failure:
                     self._session.fail(NativeError(recorder.failure))
         except BaseException as error:  # noqa: BLE001  (the program would wait for room for ever)
@@ -217,7 +210,10 @@ class Native:
         """Hand over everything; nothing is recorded after it."""
         self._recorder.cut()
         self._recorder.close_rows()
-        self._carrier.join()
+        with contextlib.suppress(RuntimeError):  # an interrupted start did not come that far
+            self._carrier.join()
+        if self._recorder.failure:
+            self._session.fail(NativeError(self._recorder.failure))
 
     def close(self) -> None:
         """Give back what is held of the program's storages."""
@@ -241,13 +237,16 @@ class Native:
 class Rows:
     """A block of the recorder as a chunk that is built on the writer thread."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Any, makes_room: Callable[[], None]) -> None:
+        """``makes_room()`` says so of the calling thread."""
         self._block = block
+        self._makes_room = makes_room
         self.first_event = int(block.first_event)
         self.event_count = int(block.event_count)
 
     def build(self) -> Chunk:
         """The same memory as numpy columns."""
+        self._makes_room()
         block = self._block
         return Chunk(
             events=block.events(),

@@ -71,6 +71,10 @@ C10D_WRITES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
 }
 """What c10d operators write; none declares it."""
 
+_MEMORY_FORMATS: Final = (torch.contiguous_format, torch.preserve_format, torch.channels_last,
+                          torch.channels_last_3d)  # fmt: skip
+"""In torch's own order."""
+
 FROM_ROOT_OPERATORS: Final = frozenset(
     f"c10d::{name}"
     for name, arguments in C10D_WRITES.items()
@@ -100,6 +104,9 @@ UNSET_OUTPUTS: Final[dict[str, tuple[int, ...]]] = {
 workspaces of the backward; the random state of attention, which is set only where it drops out and
 follows from the input slot ``rng``."""
 
+WRITTEN_RETURNS: Final[dict[str, tuple[int, ...]]] = {"fsdp::all_gather_copy_in": (0,)}
+"""Returned views of an argument that the operator has written."""
+
 NOT_EVENTS: Final = frozenset({
     "aten::detach_", "aten::is_pinned", "prim::device", "aten::set_", "aten::resize_",
     "aten::resize_as_", "aten::_resize_output_", "aten::record_stream",
@@ -119,6 +126,7 @@ def tables() -> dict[str, Any]:
         "c10d_writes": C10D_WRITES,
         "c10d_no_inputs": C10D_NO_INPUTS,
         "unset_outputs": UNSET_OUTPUTS,
+        "written_returns": WRITTEN_RETURNS,
     }
 
 
@@ -168,8 +176,11 @@ class Operator:
     copies: bool
     declares_writes: bool
     """The schema marks written arguments: their version counters move."""
+    bumps_first: bool
+    """They do so before a mode sees the call."""
     collective: bool
     unset_outputs: tuple[int, ...]
+    written_returns: tuple[int, ...]
     returned_writes: tuple[bool, ...]
     """For each return: it is the written argument itself, recorded as ``name!``."""
     switch: str | None
@@ -181,6 +192,11 @@ class Operator:
     operator_id: int
     arguments: dict[Any, int] = field(default_factory=dict)
     """Canonical arguments already seen: key of the raw values to string id."""
+
+    @property
+    def bumps_last(self) -> bool:
+        """Version counters of what it writes move once it has returned to autograd."""
+        return self.declares_writes and not self.bumps_first
 
 
 def describe(func: Any, operator_id: int) -> Operator:
@@ -195,6 +211,8 @@ def describe(func: Any, operator_id: int) -> Operator:
         _parameter(index, argument, undeclared, overwrites, base if namespace == "c10d" else "")
         for index, argument in enumerate(schema.arguments)
     )
+    declares_writes = any(parameter.declared for parameter in parameters)
+    bumps_first = declares_writes and torch_private.is_python_operator(schema.name)
     return Operator(
         name=str(func),
         schema_name=schema.name,
@@ -205,14 +223,16 @@ def describe(func: Any, operator_id: int) -> Operator:
         void=namespace == "aten" and base.lstrip("_").startswith(("empty", "new_empty")),
         partial=namespace == "aten" and base in PARTIAL_WRITERS,
         copies=namespace == "aten" and base in COPIES,
-        declares_writes=any(parameter.declared for parameter in parameters),
+        declares_writes=declares_writes,
         collective=namespace in ("c10d", "_c10d_functional"),
         unset_outputs=UNSET_OUTPUTS.get(schema.name, ()),
+        written_returns=WRITTEN_RETURNS.get(schema.name, ()),
         returned_writes=tuple(
             bool(value.alias_info and value.alias_info.is_write) for value in schema.returns
         ),
         switch=switch,
         from_root=schema.name in FROM_ROOT_OPERATORS,
+        bumps_first=bumps_first,
         may_view=not any(parameter.written for parameter in parameters)
         and any(value.alias_info is not None for value in schema.returns),
         operator_id=operator_id,
@@ -245,10 +265,12 @@ def _parameter(
 
 def _default(argument: Any) -> Any:
     """The default as it would be passed: the schema holds dtypes as numbers, in the order in
-    which ``DTYPES`` lists them after ``none``."""
+    which ``DTYPES`` lists them after ``none``, and memory formats too."""
     value = argument.default_value
     if isinstance(value, int) and "ScalarType" in str(argument.real_type):
         return getattr(torch, DTYPES[value + 1])
+    if isinstance(value, int) and "MemoryFormat" in str(argument.real_type):
+        return _MEMORY_FORMATS[value]
     return value
 
 
@@ -292,9 +314,11 @@ def _without_schema(name: str, operator_id: int) -> Operator:
         declares_writes=False,
         collective=False,
         unset_outputs=(),
+        written_returns=(),
         returned_writes=(),
         switch=None,
         from_root=False,
+        bumps_first=False,
         may_view=False,
         operator_id=operator_id,
     )

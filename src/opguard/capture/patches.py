@@ -40,7 +40,8 @@ class Patches:
 
         def undo() -> None:
             if before is missing:
-                delattr(owner, name)
+                if name in vars(owner):  # not after an interruption
+                    delattr(owner, name)
             else:
                 setattr(owner, name, before)
 
@@ -59,7 +60,8 @@ class Patches:
     def restore(self) -> None:
         """Undo everything."""
         while self._undo:
-            self._undo.pop()()
+            self._undo[-1]()  # again, if a signal handler of the program raises
+            self._undo.pop()
 
 
 def patch_exports(patches: Patches, exported: Callable[[torch.Tensor], None]) -> None:

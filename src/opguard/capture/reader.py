@@ -248,6 +248,13 @@ class Reader:
         if entry is not None:
             entry.explain(tensor)
 
+    def bumped(self, writes: list[tuple[int, torch.Tensor]]) -> None:
+        """The version counters of what a call is about to write have moved already."""
+        for _, tensor in writes:
+            entry = self.values.find(tensor) if traits(tensor).plain else None
+            if entry is not None:
+                entry.version += 1
+
     def forget(self, tensor: torch.Tensor, *, void: bool = False) -> None:
         """The tensor may have been changed by something that was not captured; with ``void``, or
         not at all, so that memory that nothing wrote stays that."""

@@ -97,6 +97,8 @@ class Recorder:
             if self.collectives.pending:
                 self.collectives.touch(call)
             call.place = self.locator.locate(here, frame)
+            if operator.bumps_first:
+                self.reader.bumped(call.writes)
             for slot, tensor in call.reads:
                 kind = traits(tensor)
                 if kind.plain:
@@ -148,7 +150,7 @@ class Recorder:
         with self.lock:
             if call.operator.collective:
                 self.collectives.called(call, result, self._finish)
-            elif call.writes or not self._is_view(call, result):
+            elif call.writes or not call.operator.parameters or not self._is_view(call, result):
                 self._finish(call, result)
 
     def raised(self, call: Call) -> None:
@@ -239,7 +241,8 @@ class Recorder:
     ) -> None:  # fmt: skip
         operator = call.operator
         void = operator.void or index in operator.unset_outputs
-        self._write(call, outputs, slot, tensor, returned=True, void=void, ready=ready)
+        returned = index not in operator.written_returns
+        self._write(call, outputs, slot, tensor, returned=returned, void=void, ready=ready)
 
     def _write(
         self, call: Call, outputs: list[RecordRow], slot: int, tensor: torch.Tensor, *,
@@ -270,7 +273,7 @@ class Recorder:
     @staticmethod
     def _how(call: Call, tensor: torch.Tensor, *, returned: bool) -> Output:
         if not returned:
-            return Output.DECLARED if call.operator.declares_writes else Output.UNDECLARED
+            return Output.DECLARED if call.operator.bumps_last else Output.UNDECLARED
         aliases = torch_private.storage_key(tensor.untyped_storage()) in call.storages
         return Output.ALIAS if aliases else Output.RETURNED
 

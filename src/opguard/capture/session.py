@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ import torch
 
 from opguard import environment
 from opguard.capture import torch_private
+from opguard.capture.blame import raised_by_us
 from opguard.capture.choice import choose
 from opguard.capture.final_state import FinalState
 from opguard.capture.mechanism import Mechanism, Session
@@ -51,6 +53,7 @@ class CaptureSession:
     """One capture of this process; at most one is open at a time."""
 
     _open: CaptureSession | None = None
+    _claim = threading.Lock()
 
     def __init__(
         self,
@@ -87,7 +90,14 @@ class CaptureSession:
         self._opening_lock = threading.RLock()
         self._writer: RunWriter | None = None
         self._failed = False
+        self._fail_lock = threading.Lock()
+        self._process = os.getpid()
         self._ended = False
+        self._stop_lock = threading.RLock()
+        self._left: list[Callable[[], None]] = []
+        """What is left of the teardown."""
+        self._interrupted = 0
+        """Readings of state that the program's own exceptions cut short."""
         self.stopped = False
         """``--stop-after`` ended the program."""
 
@@ -105,8 +115,23 @@ class CaptureSession:
             UsageError: the folder holds something else, or a capture is open already.
             CaptureError: the folder cannot be written, or the rank is unknown.
         """
-        if CaptureSession._open is not None:
-            raise UsageError("a capture is already open in this process")
+        try:
+            with CaptureSession._claim:
+                other = CaptureSession._open
+                if other is not None and not other._ended:
+                    raise UsageError("a capture is already open in this process")
+                if other is not None:
+                    other._finish()
+                self._process = os.getpid()
+                CaptureSession._open = self
+            self._begin()
+        except BaseException:
+            if CaptureSession._open is self:
+                self._armed = False
+                self.stop(Ending(exit_code=None, interrupted=True))
+            raise
+
+    def _begin(self) -> None:
         self._rank, self._world_size = _rank()
         self._run_id = resolve_run_id(os.environ, self._world_size)
         self._output = Path(self._settings.output or "").absolute()
@@ -115,7 +140,6 @@ class CaptureSession:
         self._opening = self._describe()
         if self._world_size > 1:
             self._open_run()
-        CaptureSession._open = self
         atexit.register(self._at_exit)
         _watch_forks()
         mechanism = self._mechanism
@@ -176,14 +200,16 @@ class CaptureSession:
         return self._mechanism.arm_thread() if self._armed else lambda: None
 
     def _guard(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """An observer that does nothing once capture is over, and never raises."""
+        """An observer that does nothing once capture is over, and raises nothing of ours."""
 
         def guarded(*args: Any) -> None:
             if not self._armed:
                 return
             try:
                 observe(*args)
-            except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
+            except Exception as error:
+                if not raised_by_us(error):
+                    raise
                 self.fail(error)
 
         return guarded
@@ -254,8 +280,10 @@ class CaptureSession:
         """Capture cannot go on: it stops, says so once, and leaves the program alone."""
         self._armed = False
         self._mechanism.disarm()
-        if not self._failed:
+        with self._fail_lock:
+            is_first = not self._failed
             self._failed = True
+        if is_first:
             text = str(error) or type(error).__name__
             if not isinstance(error, (OpguardError, OSError)):
                 text = f"a defect in opguard: {type(error).__name__}: {text}"
@@ -266,21 +294,53 @@ class CaptureSession:
     # Teardown
 
     def stop(self, ending: Ending) -> None:
-        """Disarm, read the final state, close the run. Calling it again does nothing."""
-        if self._ended:
+        """Disarm, read the final state, close the run. Calling it again waits until that is done.
+
+        What signal handlers of the program raise meanwhile is raised at the end.
+        """
+        if os.getpid() != self._process:
+            return  # in the child of a fork that Python did not hear of
+        with self._stop_lock:
+            if not self._ended:
+                self._ended = True
+                self.stopped = self._mechanism.stopped
+                endings = [ending] if self._armed else []
+                self._armed = False
+                self._left = [
+                    self._mechanism.disarm,
+                    self._mechanism.stop,
+                    self._take_out,
+                    functools.partial(self._end_run, endings),
+                    self._mechanism.close,
+                    self._release_claim,
+                ]
+            self._finish()
+
+    def _finish(self) -> None:
+        """Do what is left of the teardown. Each step may be done twice."""
+        interruption: BaseException | None = None
+        with self._stop_lock:
+            while self._left:
+                step = self._left[0]
+                for _ in range(2):
+                    try:
+                        step()
+                        break
+                    except BaseException as error:  # noqa: BLE001  (raised below)
+                        interruption = interruption or error
+                if self._left and self._left[0] is step:
+                    del self._left[0]
+        if interruption is not None:
+            raise interruption
+
+    def _end_run(self, endings: list[Ending]) -> None:
+        """Close the run, or leave it partial if capture has stopped, or at a second call."""
+        if endings:
+            self._close_run(endings.pop())
             return
-        self._ended = True
-        self.stopped = self._mechanism.stopped
-        was_armed = self._armed
-        self._disarm()
-        try:
-            if was_armed:
-                self._close_run(ending)
-            elif self._writer is not None:
-                self._mechanism.flush()  # the run keeps what it had
-                self._writer.abandon()
-        finally:
-            self._mechanism.close()
+        self._mechanism.flush()  # the run keeps what it had
+        if self._writer is not None:
+            self._writer.abandon()
 
     def _close_run(self, ending: Ending) -> None:
         with self._opening_lock:  # a thread may be writing the first event just now
@@ -297,6 +357,9 @@ class CaptureSession:
             for entries in self._state.all():
                 self._write_state(entries)
         self._mechanism.flush()
+        if self._failed:  # at the last moment
+            writer.abandon()
+            return
         writer.close(self._closing(ending, writer))
         if writer.failed is not None:
             self.fail(writer.failed)
@@ -305,27 +368,24 @@ class CaptureSession:
         """The interpreter ends with the capture open: later its modules are gone."""
         self.stop(Ending(exit_code=None, interrupted=True))
 
-    def _disarm(self) -> None:
-        """Take everything out of the program again, last in first out."""
-        self._armed = False
-        self._mechanism.disarm()
-        atexit.unregister(self._at_exit)
-        self._mechanism.stop()
-        self._take_out()
-
     def _take_out(self) -> None:
         self._processes.disarm()
         self._patches.restore()
         self._mechanism.program.disarm()
-        CaptureSession._open = None
+
+    def _release_claim(self) -> None:
+        atexit.unregister(self._at_exit)
+        if CaptureSession._open is self:
+            CaptureSession._open = None
 
     def after_fork(self) -> None:
         """In a forked child: the writer's thread does not exist there, so nothing is captured."""
         self._ended = True
         self._armed = False
-        atexit.unregister(self._at_exit)
+        self._left = []
         self._mechanism.after_fork()
         self._take_out()
+        self._release_claim()
         if self._writer is not None:
             self._writer.disarm_after_fork()
         if self._marks is not None:
@@ -334,7 +394,10 @@ class CaptureSession:
     def _write_state(self, entries: Iterator[tuple[str, Any]]) -> None:
         try:
             self._mechanism.emit_state(entry for entry in entries if not _is_dataless(entry[1]))
-        except Exception as error:  # noqa: BLE001  (a defect of ours must not stop the program)
+        except BaseException as error:
+            if not isinstance(error, Exception) or not raised_by_us(error):
+                self._interrupted += 1
+                raise
             self.fail(error)
 
     def _closing(self, ending: Ending, writer: RunWriter) -> dict[str, Any]:
@@ -347,7 +410,9 @@ class CaptureSession:
                 "uncaptured_processes": self._processes.uncaptured,
                 "uncaptured_ranks": 0 if self._marks is None else self._marks.count(),
                 "unarmed_threads": self._processes.unarmed_threads,
-                "lost_events": writer.lost_events + self._mechanism.lost_events,
+                "lost_events": (
+                    writer.lost_events + self._mechanism.lost_events + self._interrupted
+                ),
             },
             "steps": self._mechanism.program.step,
             "seeded": sorted(self._seeded),
@@ -380,6 +445,7 @@ def _watch_forks() -> None:
     _forks_watched.append(True)
 
     def after_in_child() -> None:
+        CaptureSession._claim = threading.Lock()  # another thread may have held it
         session = CaptureSession.active()
         if session is not None:
             session.after_fork()

@@ -32,6 +32,15 @@ next_sequence_nr: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr"
 
 keyset_of: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
 dispatch_has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+def is_python_operator(name: str) -> bool:
+    """Made by ``torch.library.custom_op``. Absent: what such an operator writes in place counts as
+    written by somebody else, too."""
+    library = getattr(torch._library, "custom_ops", None)
+    return name in getattr(library, "OPDEFS", ())
+
+
 ALIAS_DISPATCH_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 
 

@@ -166,7 +166,10 @@ def _subclass_components(t: torch.Tensor) -> Components | Reason:
             attributes = [name for name in _JAGGED_PARTS if name in attributes]
         found: list[tuple[str, torch.Tensor]] = []
         for name in attributes:
-            inner = components(getattr(t, name))
+            attribute = getattr(t, name)
+            if not isinstance(attribute, torch.Tensor):
+                continue  # a DTensor lists its mesh
+            inner = components(attribute)
             if isinstance(inner, Reason):
                 return inner
             prefix = "." + name.lstrip("_")

@@ -1,0 +1,190 @@
+"""One rank of a program of several, run under each mechanism one after the other:
+
+``python parity_ranks.py FOLDER RANK``, with a file store in the folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import opguard
+
+WORLD = 2
+PROGRAMS: dict[str, Callable[[], Any]] = {}
+
+
+def program(run: Callable[[], Any]) -> Callable[[], Any]:
+    """Add ``run`` to ``PROGRAMS``."""
+    PROGRAMS[run.__name__] = run
+    return run
+
+
+@program
+def collectives() -> None:
+    rank = dist.get_rank()
+    x = torch.arange(4.0) + rank
+    dist.all_reduce(x)
+    x.mul_(2)
+    dist.broadcast(x, 1)
+    dist.reduce(x, 0)
+    parts = [torch.empty(4) for _ in range(WORLD)]
+    dist.all_gather(parts, x)
+    torch.stack(parts).sum()
+    whole = torch.empty(8)
+    dist.all_gather_into_tensor(whole, x)
+    dist.reduce_scatter_tensor(torch.empty(4), whole)
+    dist.gather(x, parts if rank == 0 else None, 0)
+    dist.scatter(x, parts if rank == 0 else None, 0)
+    dist.all_to_all_single(torch.empty(8), whole)
+    dist.all_reduce(x, op=dist.ReduceOp.MAX)
+    dist.barrier()
+    objects: list[Any] = [None] * WORLD
+    dist.all_gather_object(objects, {"rank": rank})
+    x.sum()
+
+
+@program
+def pairs() -> None:
+    rank = dist.get_rank()
+    x = torch.full((3,), float(rank))
+    if rank == 0:
+        dist.send(x, 1)
+        dist.recv(x, 1)
+    else:
+        dist.recv(x, 0)
+        dist.send(x + 1, 0)
+    y = torch.empty(3)
+    works = [dist.isend(x, 1 - rank), dist.irecv(y, 1 - rank)]
+    for work in works:
+        work.wait()
+    (x + y).sum()
+
+
+@program
+def in_flight() -> None:
+    x, y = torch.ones(5), torch.ones(6)
+    first = dist.all_reduce(x, async_op=True)
+    second = dist.all_reduce(y, async_op=True)
+    torch.ones(3).sin()
+    second.wait()
+    y.mul_(2)
+    first.wait()
+    (x.sum() + y.sum()).sqrt()
+    with dist._coalescing_manager() if False else torch.no_grad():
+        works = [dist.all_reduce(t, async_op=True) for t in (x, y)]
+    for work in works:
+        work.wait()
+    x.sum()
+
+
+@program
+def functional() -> None:
+    import torch.distributed._functional_collectives as funcol
+
+    x = torch.arange(4.0)
+    y = funcol.all_reduce(x, "sum", dist.group.WORLD)
+    (y * 2).sum()
+    z = funcol.all_gather_tensor(x, 0, dist.group.WORLD)
+    z.sum()
+    funcol.reduce_scatter_tensor(z, "sum", 0, dist.group.WORLD).add(1)
+
+
+@program
+def data_parallel() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 2))
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.0005)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=step != 1)
+        x = torch.randn(6, 4) + dist.get_rank()
+        if step == 1:
+            with wrapped.no_sync():
+                wrapped(x).square().mean().backward()
+        wrapped(x).square().mean().backward()
+        optimizer.step()
+
+
+@program
+def data_parallel_views() -> None:
+    torch.manual_seed(3)
+    model = nn.ModuleDict({"used": nn.Linear(4, 2), "unused": nn.Linear(4, 2)})
+    model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
+    wrapped = DistributedDataParallel(
+        model, gradient_as_bucket_view=True, find_unused_parameters=True
+    )
+    optimizer = torch.optim.AdamW(wrapped.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        wrapped(torch.randn(6, 4)).square().mean().backward()
+        optimizer.step()
+
+
+@program
+def zero() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.manual_seed(3)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().mean().backward()
+        optimizer.step()
+
+
+@program
+def sharded() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().mean().backward()
+        optimizer.step()
+
+
+@program
+def tensors_over_ranks() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (WORLD,))
+    a = distribute_tensor(torch.arange(12.0).view(4, 3), mesh, [Shard(0)])
+    b = distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [Replicate()])
+    (a @ b).redistribute(mesh, [Replicate()]).to_local().sum()
+    (a * 2).full_tensor().sum()
+
+
+def main() -> None:
+    """Run all programs of this rank."""
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+    only = sys.argv[3:] or list(PROGRAMS)
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    for name in only:
+        for mechanism in ("native", "dispatch"):
+            torch.manual_seed(0)
+            with opguard.capture(folder / name / mechanism, mechanism=mechanism):
+                PROGRAMS[name]()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
