@@ -116,6 +116,15 @@ def run_source(folder: Path, source: str, *arguments: str, **options: Any) -> Co
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
     return run_program(
-        ["run", "--mechanism", MECHANISM, *options.pop("flags", ()), "-o", str(folder / "run"), str(script), *arguments],
+        [
+            "run",
+            "--mechanism",
+            MECHANISM,
+            *options.pop("flags", ()),
+            "-o",
+            str(folder / "run"),
+            str(script),
+            *arguments,
+        ],
         **options,
     )

@@ -135,6 +135,13 @@ def scripted() -> Any:
     return results
 
 
+def scripted_module() -> Any:
+    module = torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
+    x = leaf(2, 3)
+    module(x).sum().backward()
+    return x.grad, torch.jit.freeze(module.eval())(torch.ones(1, 3))
+
+
 def functorch() -> Any:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return (x.sin() * x).sum()

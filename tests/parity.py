@@ -1,75 +1,17 @@
 """Compares what the two mechanisms made of one program, event by event.
 
-Everything has to be the same except what a row of ``DEVIATIONS`` allows. The rows are those of
-``docs/deviations.md``: a mode is not neutral, so that PyTorch itself takes other paths under one.
+Everything has to be the same except what a row of ``DEVIATIONS`` allows: a mode is not neutral, so
+that PyTorch itself takes other paths under one (``docs/deviations.md``). What changes bits is not
+among them; programs that are compared leave it out.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from opguard.model import DTYPES, EventFlag, RankEvents, RecordFlag
-
-Stack = tuple[tuple[str, int, str], ...]
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """Calls that PyTorch makes other ones of under a mode.
-
-    One call on each side: the two are compared like others, by what they read and wrote. Other
-    numbers: nothing but the place of the stretch is compared, and the last outputs stand for each
-    other. None under ``native``: the call under ``dispatch`` is one too many.
-    """
-
-    name: str
-    reason: str
-    native: tuple[str, ...] = ()
-    dispatch: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Record:
-    """One tensor record; producers are global record indices."""
-
-    slot: str
-    is_output: bool
-    values: dict[str, Any]
-    producers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Event:
-    """One event of a run."""
-
-    seq: int
-    op: str
-    phase: str
-    thread: int
-    flags: int
-    values: dict[str, Any]
-    first_record: int
-    records: tuple[Record, ...]
-
-    @property
-    def raised(self) -> bool:
-        return bool(self.flags & EventFlag.RAISED)
-
-    @property
-    def writes_in_place(self) -> bool:
-        return "_." in self.op
-
-    def outputs(self) -> list[int]:
-        """Global indices of its output records."""
-        return [self.first_record + i for i, r in enumerate(self.records) if r.is_output]
-
-    def inputs(self) -> list[int]:
-        """The same of inputs."""
-        return [self.first_record + i for i, r in enumerate(self.records) if not r.is_output]
-
+from opguard.model import EventFlag, RankEvents, RecordFlag
+from parity_rows import Deviation, Event, Record, Stack, events_of
 
 IN_PLACE: Final = Deviation(
     "in place",
@@ -80,8 +22,8 @@ CLONE: Final = Deviation(
     "clone",
     "above a mode, and so nested in the operator for the recorder, PyTorch clones what an in-place "
     "operator is about to overwrite and backward needs, and what carries a conj or neg bit that a "
-    "kernel does not know; AccumulateGrad takes a sparse gradient over only where nobody else "
-    "refers to its parts",
+    "kernel does not know; a hook on saved tensors may do so, too; AccumulateGrad takes a sparse "
+    "gradient over only where nobody else refers to its parts",
 )
 STOPPED: Final = Deviation(
     "stopped",
@@ -89,30 +31,108 @@ STOPPED: Final = Deviation(
     "does, raised; a mode lies below and sees no call, or one that returned",
 )
 KERNEL_FRAMES: Final = Deviation(
-    "frames", "autograd kernels of custom operators are written in Python and stand on the stack"
+    "frames",
+    "autograd kernels of custom operators are written in Python and stand on the stack; a compiled "
+    "graph is called a few of PyTorch's frames further in",
 )
 NEXT_CALL: Final = Deviation(
     "next call",
     "the node of a write into a view is made once the operator has returned: its backward carries "
     "module and line of the next call, since a mode is told of no return",
 )
-NAMED: Final = (IN_PLACE, CLONE, STOPPED, KERNEL_FRAMES, NEXT_CALL)
+CLONES: Final = "aten.clone.default"
+_ATEN: Final = "aten."
+
+
+def _stretch(name: str, reason: str, native: str, dispatch: str) -> Deviation:
+    sides = [tuple(_ATEN + op for op in side.split()) for side in (native, dispatch)]
+    return Deviation(name, reason, *sides)
+
+
 STRETCHES: Final = (
-    Deviation(
-        "max over a dimension",
-        "its backward scatters into a new tensor where a mode could see it",
-        native=("aten.zeros.default", "aten.scatter_.src"),
-        dispatch=("aten.new_zeros.default", "aten.scatter.src"),
+    _stretch(
+        "prod",
+        "gradient by products from both ends instead of a division by the input",
+        "eq.Scalar nonzero.default div.Tensor mul.Tensor",
+        "ones.default cat.default cumprod.default flip.default cat.default cumprod.default "
+        "flip.default mul.Tensor mul.Tensor",
+    ),
+    _stretch(
+        "values of max, sort, topk and their like",
+        "their backward scatters into a new tensor where a mode could see it",
+        "zeros.default scatter_.src",
+        "new_zeros.default scatter.src",
+    ),
+    _stretch(
+        "max and median of all elements",
+        "their backward branches on a value only where no mode could see it",
+        "isnan.default _local_scalar_dense.default eq.Tensor new_zeros.default sum.default "
+        "div.Tensor masked_fill_.Tensor",
+        "isnan.default isnan.default logical_and.default eq.Tensor logical_or_.default sum.default "
+        "div.Tensor mul.Tensor",
+    ),
+    _stretch(
+        "cumprod",
+        "its backward branches on a value only where no mode could see it",
+        "any.default _local_scalar_dense.default flip.default cumsum.default flip.default "
+        "div.Tensor",
+        "zeros.default cumsum.default eq.Scalar bitwise_not.default masked_fill.Scalar "
+        "flip.default cumsum.default flip.default",
+    ),
+    _stretch(
+        "index",
+        "its backward writes in place only where no mode could see it",
+        "_index_put_impl_.default",
+        "index_put.default",
+    ),
+    _stretch(
+        "masked_fill",
+        "the gradient of the value selects elements, whose number depends on data",
+        "masked_select.default sum.default",
+        "scalar_tensor.default where.self sum.default",
+    ),
+    _stretch(
+        "ctc_loss",
+        "lengths go as tensors where a mode could see them",
+        "_ctc_loss.default empty.memory_format",
+        "_ctc_loss.Tensor",
+    ),
+    _stretch(
+        "zero tensors",
+        "an operator that knows tensors of zeros without memory turns into others below a mode",
+        "mul.Tensor mul.Tensor add.Tensor",
+        "_efficientzerotensor.default mul.Tensor _to_copy.default",
+    ),
+    _stretch(
+        "tangents",
+        "forward-mode gradients are computed inside the operator",
+        "",
+        "cos.default mul.Tensor is_same_size.default _has_same_storage_numel.default",
+    ),
+    _stretch(
+        "checks of tangents",
+        "the same",
+        "",
+        "is_same_size.default _has_same_storage_numel.default",
+    ),
+    _stretch(
+        "conj",
+        "where a kernel knows no conj bit, what was written in place is copied back",
+        "",
+        "copy_.default",
     ),
     Deviation(
         "cond",
-        "torch.cond is an operator of its own for a mode; the recorder sees what its branch calls",
-        native=("aten._local_scalar_dense.default", "aten.sin.default"),
-        dispatch=("higher_order.cond",),
+        "an operator of its own for a mode; the recorder sees what the branch calls",
+        ("aten._local_scalar_dense.default", "aten.sin.default"),
+        ("higher_order.cond",),
     ),
 )
-DEVIATIONS: Final = NAMED + STRETCHES
-CLONES: Final = "aten.clone.default"
+"""Longer ones first, where one begins like another."""
+DEVIATIONS: Final = (IN_PLACE, CLONE, STOPPED, KERNEL_FRAMES, NEXT_CALL, *STRETCHES)
+
+_LOOK_AHEAD: Final = max(len(side) for row in STRETCHES for side in (row.native, row.dispatch))
+_ENDINGS: Final = ("steps", "seeded", "exit_code", "exception", "interrupted", "stopped")
 _KERNEL_FILES: Final = (
     "torch/_library/autograd.py", "torch/_library/custom_ops.py", "torch/_ops.py",
     "torch/autograd/function.py",
@@ -120,7 +140,7 @@ _KERNEL_FILES: Final = (
 
 
 class Parity:
-    """Two ranks of one program side by side; ``differences`` are those no row allows."""
+    """Two ranks of one program side by side; ``differences`` are those that no row allows."""
 
     def __init__(self, native: RankEvents, dispatch: RankEvents) -> None:
         self.differences: list[str] = []
@@ -143,45 +163,49 @@ class Parity:
             self._compare(one, other)
         self._compare_ends(native, dispatch)
 
+    # Which events stand for each other
+
     def _pair(self, left: list[Event], right: list[Event]) -> Iterator[tuple[Event, Event]]:
         at, to = 0, 0
         while at < len(left) or to < len(right):
-            mine, its = left[at : at + 8], right[to : to + 8]
+            mine, its = left[at : at + _LOOK_AHEAD], right[to : to + _LOOK_AHEAD]
             found = self._allowed(mine, its)
             if found is None:
-                self._say("events", [e.op for e in mine], [e.op for e in its], mine or its)
+                self._say("events", [e.op for e in mine], [e.op for e in its], (mine or its)[:1])
                 return
-            taken, given = found
-            if taken == given == 1:
+            row, taken, given = found
+            if row is not None:
+                self.used.add(row)
+            if row not in STRETCHES and taken == given == 1:
                 yield mine[0], its[0]
             if taken and given:
+                self._equal("place", _place(mine[0])[0], _place(its[0])[0], mine[:1])
                 self._join(mine[taken - 1], its[given - 1])
             else:
                 self._note_extra(its[:given])
             at, to = at + taken, to + given
 
-    def _allowed(self, left: list[Event], right: list[Event]) -> tuple[int, int] | None:
-        """How many of the next events stand for each other."""
+    def _allowed(
+        self, left: list[Event], right: list[Event]
+    ) -> tuple[Deviation | None, int, int] | None:
+        """The next events that stand for each other, as numbers, and the row that allows it."""
         one, other = left[0] if left else None, right[0] if right else None
-        if one and other and (one.op, one.phase) == (other.op, other.phase):
-            if one.raised and not other.raised:
-                self.used.add(STOPPED)
-                self._extra.update(dict.fromkeys(other.outputs(), ()))
-            return 1, 1
-        if one and other and _is_in_place_of(one, other):
-            self.used.add(IN_PLACE)
-            return 1, 1
-        if one and one.raised:
-            self.used.add(STOPPED)
-            return 1, 0
-        if _begins(right, (CLONES,)):
-            self.used.add(CLONE)
-            self._after_clones.add(right[0].seq + 1)
-            return 0, 1
         for row in STRETCHES:
-            if _begins(left, row.native) and _begins(right, row.dispatch):
-                self.used.add(row)
-                return len(row.native), len(row.dispatch)
+            if row.native and _begins(left, row.native) and _begins(right, row.dispatch):
+                return row, len(row.native), len(row.dispatch)
+        if one and other and (one.op, one.phase) == (other.op, other.phase):
+            stopped = one.raised and not other.raised
+            return STOPPED if stopped else None, 1, 1
+        if one and other and _is_in_place_of(one, other):
+            return IN_PLACE, 1, 1
+        if one and one.raised:
+            return STOPPED, 1, 0
+        if _begins(right, (CLONES,)):
+            self._after_clones.add(right[0].seq + 1)
+            return CLONE, 0, 1
+        for row in STRETCHES:
+            if not row.native and _begins(right, row.dispatch):
+                return row, 0, len(row.dispatch)
         return None
 
     def _note_extra(self, events: list[Event]) -> None:
@@ -191,15 +215,17 @@ class Parity:
             self._extra.update(dict.fromkeys(event.outputs(), copied))
 
     def _join(self, one: Event, other: Event) -> None:
+        if one.raised and not other.raised:
+            self._note_extra([other])
         self._partners.update(zip(one.inputs(), other.inputs(), strict=False))
         self._partners.update(zip(one.outputs(), other.outputs(), strict=False))
 
+    # What they hold
+
     def _compare(self, one: Event, other: Event) -> None:
-        stopped = one.raised and not other.raised
-        in_place = one.op != other.op
+        in_place, stopped = one.op != other.op, one.raised and not other.raised
         for key, value in one.values.items():
-            if key not in ("module", "stack"):
-                self._equal(key, value, other.values[key], (one, other))
+            self._equal(key, value, other.values[key], (one, other))
         self._compare_places(one, other)
         if not stopped:
             self._equal("flags", one.flags, other.flags, (one, other))
@@ -215,11 +241,10 @@ class Parity:
         if one.phase == "backward" and _place(one) in self._writers:
             self.used.add(NEXT_CALL)
             return
-        self._equal("module", one.values["module"], other.values["module"], (one, other))
-        stacks: list[Stack] = [event.values["stack"] for event in (one, other)]
-        if stacks[0] != stacks[1]:
+        self._equal("module", one.module, other.module, (one, other))
+        if one.stack != other.stack:
             self.used.add(KERNEL_FRAMES)
-            stacks = [_without_kernels(stack, one.op) for stack in stacks]
+            stacks = [_without_kernels(event) for event in (one, other)]
             depth = min(map(len, stacks))  # 24 frames are kept, with the kernel's or without
             self._equal("stack", stacks[0][:depth], stacks[1][:depth], (one, other))
 
@@ -232,7 +257,7 @@ class Parity:
         if extra:
             sources = tuple(source for record in extra for source in self._extra[record])
             self._equal(f"{mine.slot} producers", produced, sources if produced else (), events)
-            fresh = values["flags"] & RecordFlag.FRESH
+            fresh = mine.values["flags"] & RecordFlag.FRESH
             self._extra_reads += bool(fresh and not produced and events[0].values["step"])
         elif not written:
             self._equal(f"{mine.slot} producers", produced, its.producers, events)
@@ -244,12 +269,14 @@ class Parity:
 
     def _compare_ends(self, native: RankEvents, dispatch: RankEvents) -> None:
         ends = [dict(side.closing or {}) for side in (native, dispatch)]
+        for end in ends:
+            end.pop("written")  # chunks, and strings that only one side needs on its way
         covered = [dict(end.pop("coverage")) for end in ends]
         covered[0]["foreign_values"] -= self._extra_reads
         covered[1]["unarmed_threads"] = 0  # of those the recorder sees all
         for key, value in covered[0].items():
             self._equal(f"coverage {key}", value, covered[1][key], ())
-        for key in ("steps", "seeded", "exit_code", "exception", "interrupted", "stopped"):
+        for key in _ENDINGS:
             self._equal(f"end {key}", ends[0][key], ends[1][key], ())
         self._equal("rng", native.opening["rng"], dispatch.opening["rng"], ())
 
@@ -259,67 +286,18 @@ class Parity:
         return bool(mine == its)
 
     def _say(self, what: str, mine: Any, its: Any, events: Iterable[Event]) -> None:
-        where = " / ".join(
-            f"{e.seq} {e.op} {e.phase} {':'.join(map(str, (*e.values['stack'], ('', 0))[0][:2]))}"
-            for e in list(events)[:2]
-        )
+        where = " / ".join(map(str, events))
         self.differences.append(f"{where}: {what}: native {mine!r}, dispatch {its!r}")
-
-
-def events_of(rank: RankEvents) -> Iterator[Event]:
-    """All events of a rank, final state included."""
-    arguments = rank.strings.values("arguments")
-    records = list(_records(rank))
-    for seq in range(rank.event_count):
-        boundary = rank.boundaries[rank.boundary[seq]]
-        first, last = int(rank.first_record[seq]), int(rank.first_record[seq + 1])
-        yield Event(
-            seq, boundary.operator, boundary.phase, int(rank.thread[seq]), int(rank.flags[seq]),
-            {
-                "phase": boundary.phase, "module": boundary.module, "stack": _named(boundary.stack),
-                "step": int(rank.step[seq]), "thread": int(rank.thread[seq]),
-                "stream": int(rank.stream[seq]), "arguments": arguments[rank.arguments[seq]],
-            },
-            first, tuple(records[first:last]),
-        )  # fmt: skip
-
-
-def _records(rank: RankEvents) -> Iterator[Record]:
-    slots, shapes, strides = (rank.strings.values(kind) for kind in ("slot", "shape", "strides"))
-    of_record = zip(rank.region_records, rank.region_values, strict=True)
-    regions = {int(record): values.tolist() for record, values in of_record}
-    for index in range(rank.record_count):
-        flags = int(rank.record_flags[index])
-        values = {
-            "dtype": DTYPES[rank.dtype[index]],
-            "flags": flags,
-            "shape": shapes[rank.shape[index]],
-            "strides": strides[rank.strides[index]],
-            "mix64": f"{int(rank.mix64[index]):016x}",
-            "xor32": f"{int(rank.xor32[index]):08x}",
-            "regions": regions.get(index),
-            "small": rank.small[rank.small_offset[index] : rank.small_offset[index + 1]].tobytes(),
-        }
-        produced = rank.producers[rank.first_producer[index] : rank.first_producer[index + 1]]
-        yield Record(
-            slots[rank.slot[index]], bool(flags & RecordFlag.OUTPUT), values,
-            tuple(produced.tolist()),
-        )  # fmt: skip
-
-
-def _named(stack: Stack) -> Stack:
-    """Modules of traced code are numbered over the process."""
-    return tuple((re.sub(r"<eval_with_key>.*", "<traced>", f), line, name) for f, line, name in stack)
 
 
 def _stream(event: Event) -> tuple[bool, int]:
     """Within it the order of events is the program's; state comes last, whoever reads it."""
     is_state = bool(event.flags & EventFlag.STATE)
-    return is_state, 0 if is_state else event.thread
+    return is_state, 0 if is_state else event.values["thread"]
 
 
 def _place(event: Event) -> tuple[str, Stack]:
-    return event.values["module"], event.values["stack"]
+    return event.module, event.stack
 
 
 def _begins(events: Sequence[Event], ops: tuple[str, ...]) -> bool:
@@ -335,9 +313,9 @@ def _slot(record: Record, in_place: bool) -> tuple[str, bool]:
     return ("" if in_place and record.is_output else record.slot), record.is_output
 
 
-def _without_kernels(stack: Stack, op: str) -> Stack:
-    kept = list(stack)
-    compiled = op.startswith("compiled.")
+def _without_kernels(event: Event) -> Stack:
+    kept = list(event.stack)
+    compiled = event.op.startswith("compiled.")
     while kept and (kept[0][0].endswith(_KERNEL_FILES) or (compiled and "/torch/" in kept[0][0])):
         del kept[0]
     return tuple(kept)

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -180,6 +182,8 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
     for name in only:
         for mechanism in ("native", "dispatch"):
+            random.seed(0)
+            np.random.seed(0)
             torch.manual_seed(0)
             with opguard.capture(folder / name / mechanism, mechanism=mechanism):
                 PROGRAMS[name]()

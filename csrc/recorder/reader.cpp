@@ -38,7 +38,8 @@ Traits traits(const at::Tensor& tensor) {
   const c10::DispatchKeySet keys = impl.key_set();
   traits.dataless = keys.has_backend(c10::BackendComponent::MetaBit);
   traits.wrapper = asks_python(impl);
-  const bool odd = traits.wrapper || impl.layout() != c10::kStrided || keys.has(c10::DispatchKey::Quantized) ||
+  const bool odd = traits.wrapper || impl.layout() != c10::kStrided ||
+                   keys.has(c10::DispatchKey::Quantized) ||
                    tensor.is_quantized() || impl.is_nested();
   traits.plain = !traits.dataless && !odd && impl.has_storage();
   if (!odd) {
@@ -176,11 +177,12 @@ void Reader::plain_output(std::vector<RecordRow>& rows, StringId slot, const at:
   const bool alias = written.how == Output::Returned &&
                      std::find(call.storages.begin(), call.storages.end(), storage_key(tensor)) !=
                          call.storages.end();
+  Producers producers;
   if (alias) {
-    added.producers = storage.producers(geometry);
+    producers = storage.producers(geometry);
   } else {
     const auto record = first + static_cast<Record>(call.inputs.size() + rows.size());
-    Producers producers = storage.wrote(geometry, record, written.partial);
+    producers = storage.wrote(geometry, record, written.partial);
     if (written.how == Output::Returned) {
       storage.creator = record;
     } else if (producers.empty() && storage.creator != kNoRecord) {
@@ -190,18 +192,18 @@ void Reader::plain_output(std::vector<RecordRow>& rows, StringId slot, const at:
     if (written.how != Output::Returned || call.op->collective) {
       storage.explain(tensor);
     }
-    // What a call writes twice, in a list that holds a tensor twice, is not its own producer.
-    for (const Record producer : producers) {
-      if (tracks_ && producer < first) {
-        added.producers.push_back(producer);
-      }
-    }
     if (written.is_void) {
       Unset all;
       all.how = Unset::How::All;
       storage.leave_void(geometry, all);
     } else if (written.unset != nullptr && written.unset->how != Unset::How::None) {
       storage.leave_void(geometry, *written.unset);
+    }
+  }
+  // What a call writes twice, in a list that holds a tensor twice, is not its own producer.
+  for (const Record producer : producers) {
+    if (tracks_ && producer < first) {
+      added.producers.push_back(producer);
     }
   }
   if (storage.has_void() && storage.is_void(geometry)) {

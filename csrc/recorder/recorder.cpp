@@ -228,6 +228,9 @@ void Recorder::after_graph(Call& call, Results result) {
 }
 
 bool Recorder::is_view(const Call& call, Results result) {
+  if (!call.op->written_returns.empty()) {
+    return false;
+  }
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : result) {
     if (is_number(value)) {

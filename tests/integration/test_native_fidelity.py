@@ -48,6 +48,7 @@ COMPILERS: dict[str, tuple[Program, str]] = {
     "export": (programs.exported, "empty empty uniform_ uniform_ ones ones addmm"),
     "trace": (programs.traced, ""),
     "script": (programs.scripted, ""),
+    "scripted module": (programs.scripted_module, ""),
     "functorch": (programs.functorch, ""),
 }
 

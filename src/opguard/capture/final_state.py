@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from opguard.capture import torch_private
 from opguard.capture.modules import named_modules, unwrap
 from opguard.capture.random_state import process_states
 
@@ -97,6 +98,11 @@ class FinalState:
         yield process_states()
         self._held.clear()
         self._watched.clear()
+
+
+def is_dataless(value: Any) -> bool:
+    """Meta and fake tensors hold nothing that could be compared."""
+    return isinstance(value, torch.Tensor) and torch_private.is_fake(value)
 
 
 def _has_state(module: torch.nn.Module) -> bool:

@@ -319,5 +319,6 @@ def _attributes(root: torch.nn.Module, name: str) -> list[str]:
         )
         if not wrapped:
             kept.append(attribute)
-        owner = getattr(owner, "__dict__", {}).get("_modules", {}).get(attribute)
+        children = getattr(owner, "__dict__", {}).get("_modules", {})
+        owner = children[attribute] if attribute in children else None  # noqa: SIM401  (no `get` in scripted ones)
     return kept

@@ -194,6 +194,11 @@ class Operator:
     """Canonical arguments already seen: key of the raw values to string id."""
 
     @property
+    def is_never_view(self) -> bool:
+        """An event whatever it returns: a graph's call, or one that writes the views it returns."""
+        return not self.parameters or bool(self.written_returns)
+
+    @property
     def bumps_last(self) -> bool:
         """Version counters of what it writes move once it has returned to autograd."""
         return self.declares_writes and not self.bumps_first

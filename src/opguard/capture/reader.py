@@ -161,8 +161,6 @@ class Reader:
                 producers = (entry.creator,)
             if how is Output.DECLARED:
                 entry.explain(tensor)
-            if producers:
-                producers = tuple(p for p in producers if p < event_start and self._tracks)
             if void is not False and not entry.external:  # what others may write is compared
                 if void is True:
                     entry.void = VoidMap(entry.nbytes)
@@ -170,6 +168,8 @@ class Reader:
                     entry.leave_void(geometry, void)
         else:
             producers = entry.producers(geometry)
+        if producers:
+            producers = tuple(p for p in producers if p < event_start and self._tracks)
         if entry.void is not None and entry.is_void(geometry):
             return self._row(slot, geometry, OUTPUT | VOID, None, producers)
         digest = self._digest(tensor, kind, geometry, entry)

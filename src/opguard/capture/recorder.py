@@ -150,7 +150,7 @@ class Recorder:
         with self.lock:
             if call.operator.collective:
                 self.collectives.called(call, result, self._finish)
-            elif call.writes or not call.operator.parameters or not self._is_view(call, result):
+            elif call.writes or call.operator.is_never_view or not self._is_view(call, result):
                 self._finish(call, result)
 
     def raised(self, call: Call) -> None:

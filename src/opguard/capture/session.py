@@ -14,25 +14,22 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from opguard import environment
 from opguard.capture import torch_private
 from opguard.capture.blame import raised_by_us
 from opguard.capture.choice import choose
-from opguard.capture.final_state import FinalState
+from opguard.capture.final_state import FinalState, is_dataless
 from opguard.capture.mechanism import Mechanism, Session
+from opguard.capture.opening import describe_opening, rank_of_process
 from opguard.capture.patches import Patches, patch_exports, patch_resizing, patch_seeding
 from opguard.capture.processes import Processes
-from opguard.capture.random_state import process_states
+from opguard.capture.teardown import Teardown
 from opguard.capture.unarmed import Marks, watch_this_process
 from opguard.errors import OpguardError, UsageError
-from opguard.fingerprint import spec
-from opguard.model import FINGERPRINT_VERSION, PendingChunk
+from opguard.model import PendingChunk
 from opguard.settings import CaptureSettings
-from opguard.store.environment_key import environment_key
-from opguard.store.launch import resolve_rank, resolve_run_id
+from opguard.store.launch import resolve_run_id
 from opguard.store.run_folder import check_free, make_folder, run_is_of_others
 from opguard.store.run_writer import RunWriter
 
@@ -93,11 +90,8 @@ class CaptureSession:
         self._fail_lock = threading.Lock()
         self._process = os.getpid()
         self._ended = False
-        self._stop_lock = threading.RLock()
-        self._left: list[Callable[[], None]] = []
-        """What is left of the teardown."""
-        self._interrupted = 0
-        """Readings of state that the program's own exceptions cut short."""
+        self._teardown = Teardown()
+        self._interrupted = 0  # readings of state that the program's own exceptions cut short
         self.stopped = False
         """``--stop-after`` ended the program."""
 
@@ -116,14 +110,7 @@ class CaptureSession:
             CaptureError: the folder cannot be written, or the rank is unknown.
         """
         try:
-            with CaptureSession._claim:
-                other = CaptureSession._open
-                if other is not None and not other._ended:
-                    raise UsageError("a capture is already open in this process")
-                if other is not None:
-                    other._finish()
-                self._process = os.getpid()
-                CaptureSession._open = self
+            self._take_claim()
             self._begin()
         except BaseException:
             if CaptureSession._open is self:
@@ -131,13 +118,23 @@ class CaptureSession:
                 self.stop(Ending(exit_code=None, interrupted=True))
             raise
 
+    def _take_claim(self) -> None:
+        with CaptureSession._claim:
+            other = CaptureSession._open
+            if other is not None and not other._ended:
+                raise UsageError("a capture is already open in this process")
+            if other is not None:
+                other._teardown.finish()
+            self._process = os.getpid()
+            CaptureSession._open = self
+
     def _begin(self) -> None:
-        self._rank, self._world_size = _rank()
+        self._rank, self._world_size = rank_of_process()
         self._run_id = resolve_run_id(os.environ, self._world_size)
         self._output = Path(self._settings.output or "").absolute()
         check_free(self._output, self._rank, self._world_size, self._run_id, self._settings.force)
         make_folder(self._output)
-        self._opening = self._describe()
+        self._opening = describe_opening(self._settings, self._command, self._mechanism.name)
         if self._world_size > 1:
             self._open_run()
         atexit.register(self._at_exit)
@@ -174,27 +171,6 @@ class CaptureSession:
                     self._open_run()
                 except OpguardError as error:
                     self.fail(error)
-
-    def _describe(self) -> dict[str, Any]:
-        facts = environment.facts()
-        return {
-            "fingerprint_version": FINGERPRINT_VERSION,
-            "environment": facts,
-            "environment_key": environment_key(facts, self._mechanism.name),
-            "probe": environment.numerics_probe(),
-            "command": environment.mask_command(self._command),
-            "mode": self._settings.mode,
-            "mechanism": self._mechanism.name,
-            "settings": {
-                "steps": self._settings.steps,
-                "stop_after": self._settings.stop_after,
-                "watch": self._settings.watch,
-            },
-            "rng": {
-                name: f"{spec.mix64(np.frombuffer(data, np.uint8)):016x}"
-                for name, data in process_states()
-            },
-        }
 
     def _arm_thread(self) -> Callable[[], None]:
         return self._mechanism.arm_thread() if self._armed else lambda: None
@@ -300,38 +276,21 @@ class CaptureSession:
         """
         if os.getpid() != self._process:
             return  # in the child of a fork that Python did not hear of
-        with self._stop_lock:
+        with self._teardown.lock:
             if not self._ended:
                 self._ended = True
                 self.stopped = self._mechanism.stopped
                 endings = [ending] if self._armed else []
                 self._armed = False
-                self._left = [
+                self._teardown.begin(
                     self._mechanism.disarm,
                     self._mechanism.stop,
                     self._take_out,
                     functools.partial(self._end_run, endings),
                     self._mechanism.close,
                     self._release_claim,
-                ]
-            self._finish()
-
-    def _finish(self) -> None:
-        """Do what is left of the teardown. Each step may be done twice."""
-        interruption: BaseException | None = None
-        with self._stop_lock:
-            while self._left:
-                step = self._left[0]
-                for _ in range(2):
-                    try:
-                        step()
-                        break
-                    except BaseException as error:  # noqa: BLE001  (raised below)
-                        interruption = interruption or error
-                if self._left and self._left[0] is step:
-                    del self._left[0]
-        if interruption is not None:
-            raise interruption
+                )
+            self._teardown.finish()
 
     def _end_run(self, endings: list[Ending]) -> None:
         """Close the run, or leave it partial if capture has stopped, or at a second call."""
@@ -382,7 +341,7 @@ class CaptureSession:
         """In a forked child: the writer's thread does not exist there, so nothing is captured."""
         self._ended = True
         self._armed = False
-        self._left = []
+        self._teardown.begin()
         self._mechanism.after_fork()
         self._take_out()
         self._release_claim()
@@ -393,7 +352,7 @@ class CaptureSession:
 
     def _write_state(self, entries: Iterator[tuple[str, Any]]) -> None:
         try:
-            self._mechanism.emit_state(entry for entry in entries if not _is_dataless(entry[1]))
+            self._mechanism.emit_state(entry for entry in entries if not is_dataless(entry[1]))
         except BaseException as error:
             if not isinstance(error, Exception) or not raised_by_us(error):
                 self._interrupted += 1
@@ -421,18 +380,6 @@ class CaptureSession:
             "interrupted": ending.interrupted,
             "stopped": self.stopped,
         }
-
-
-def _is_dataless(value: Any) -> bool:
-    """Meta and fake tensors hold nothing that could be compared."""
-    return isinstance(value, torch.Tensor) and torch_private.is_fake(value)
-
-
-def _rank() -> tuple[int, int]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return resolve_rank(os.environ)
 
 
 _forks_watched: list[bool] = []

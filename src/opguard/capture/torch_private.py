@@ -207,10 +207,17 @@ keeps it from compiling what runs next. Absent: no compiler."""
 
 
 def leave_untraced(function: Any) -> None:
-    """Keep the compiler from compiling ``function`` itself; it may still inline it."""
-    skip = getattr(_eval_frame, "skip_code", None)
-    if skip is not None:
-        skip(function.__code__)
+    """Keep the compiler from compiling ``function`` itself; it may still inline it.
+
+    Absent: it is compiled where a compiler traces what calls it.
+    """
+    code = function.__code__
+    if hasattr(_eval_frame, "skip_code"):
+        _eval_frame.skip_code(code)
+    elif hasattr(_eval_frame, "set_code_exec_strategy"):
+        action = _eval_frame._FrameAction
+        strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        _eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def wrap_compiled_regions(patches: Any, entered: Callable[[str], None]) -> None:
