@@ -287,7 +287,10 @@ void Recorder::emit(Call& call, const std::vector<RecordRow>& outputs, std::uint
     }
   }
   const bool full = rows.append(call.event, call.inputs, outputs);
-  events_.store(rows.events(), std::memory_order_relaxed);
+  events_.store(rows.events());
+  if (rows.events() == 1) {
+    rows.begin();
+  }
   if (full) {
     rows.cut();
   }

@@ -41,11 +41,6 @@ bool Rows::append(const EventRow& event, const std::vector<RecordRow>& inputs,
   block.arguments.push_back(event.arguments);
   block.flags.push_back(event.flags);
   block.first_record.push_back(static_cast<std::uint32_t>(block.records()));
-  if (events() == 1) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    begun_ = true;
-    filled_.notify_one();
-  }
   for (const RecordRow& row : inputs) {
     add_record(row);
   }
@@ -74,6 +69,12 @@ void Rows::add_record(const RecordRow& row) {
   }
   block.small_offset.push_back(static_cast<std::uint32_t>(block.small.size()));
   block.small.insert(block.small.end(), row.small.begin(), row.small.begin() + row.small_bytes);
+}
+
+void Rows::begin() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  begun_ = true;
+  filled_.notify_one();
 }
 
 void Rows::cut() {

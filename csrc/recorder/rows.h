@@ -110,6 +110,8 @@ class Rows {
   /// Add an event. True: the block became full, call `cut`.
   bool append(const EventRow& event, const std::vector<RecordRow>& inputs,
               const std::vector<RecordRow>& outputs);
+  /// The first event of all was added and is counted: `take` returns, so that the run is opened.
+  void begin();
   /// Move what was collected to the queue, full or not.
   void cut();
 
