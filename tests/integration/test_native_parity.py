@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import random
 import runpy
 import subprocess
@@ -104,7 +105,7 @@ def test_programs_of_several_ranks(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", script, str(tmp_path), str(rank)],
-            env={"PATH": "", "PYTHONPATH": str(TESTS), "RANK": str(rank),
+            env={**os.environ, "PYTHONPATH": str(TESTS), "RANK": str(rank),
                  "WORLD_SIZE": str(parity_ranks.WORLD)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
