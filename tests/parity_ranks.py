@@ -1,11 +1,13 @@
 """One rank of a program of several, run under each mechanism one after the other:
 
-``python parity_ranks.py FOLDER RANK``, with a file store in the folder.
+``python parity_ranks.py FOLDER RANK [CASE …]``, with ``RANK`` and ``WORLD_SIZE`` set as well.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 import opguard
 
 WORLD = 2
+COMMUNICATION_ONLY = ("collectives", "data_parallel")
+"""Programs that run in the mode ``collectives``, too."""
 PROGRAMS: dict[str, Callable[[], Any]] = {}
 
 
@@ -80,8 +84,7 @@ def in_flight() -> None:
     y.mul_(2)
     first.wait()
     (x.sum() + y.sum()).sqrt()
-    with dist._coalescing_manager() if False else torch.no_grad():
-        works = [dist.all_reduce(t, async_op=True) for t in (x, y)]
+    works = [dist.all_reduce(t, async_op=True) for t in (x, y)]
     for work in works:
         work.wait()
     x.sum()
@@ -118,11 +121,8 @@ def data_parallel() -> None:
 @program
 def data_parallel_views() -> None:
     torch.manual_seed(3)
-    model = nn.ModuleDict({"used": nn.Linear(4, 2), "unused": nn.Linear(4, 2)})
-    model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
-    wrapped = DistributedDataParallel(
-        model, gradient_as_bucket_view=True, find_unused_parameters=True
-    )
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(wrapped.parameters())
     for _ in range(2):
         optimizer.zero_grad()
@@ -173,21 +173,48 @@ def tensors_over_ranks() -> None:
     (a * 2).full_tensor().sum()
 
 
-def main() -> None:
-    """Run all programs of this rank."""
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-    only = sys.argv[3:] or list(PROGRAMS)
-    torch.set_num_threads(1)
+def captured(folder: Path, run: Callable[[str], Any], mode: Any = "trusted") -> None:
+    """``run(mechanism)`` under each, from the same random states."""
+    for mechanism in ("native", "dispatch"):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        with opguard.capture(folder / mechanism, mechanism=mechanism, mode=mode):
+            run(mechanism)
+
+
+def run_programs(folder: Path, rank: int) -> None:
+    """All of ``PROGRAMS``, into ``NAME-MODE/MECHANISM``."""
     store = dist.FileStore(str(folder / "store"), WORLD)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
-    for name in only:
-        for mechanism in ("native", "dispatch"):
-            random.seed(0)
-            np.random.seed(0)
-            torch.manual_seed(0)
-            with opguard.capture(folder / name / mechanism, mechanism=mechanism):
-                PROGRAMS[name]()
+    for name, run in PROGRAMS.items():
+        captured(folder / f"{name}-trusted", lambda _, run=run: run())
+    for name in COMMUNICATION_ONLY:
+        captured(folder / f"{name}-collectives", lambda _, n=name: PROGRAMS[n](), "collectives")
     dist.destroy_process_group()
+
+
+def run_case(folder: Path, case: Path, variant: str) -> None:
+    """One variant of a case, which joins a group of its own, into ``CASE-VARIANT/MECHANISM``."""
+    name = f"{case.name}-{variant}"
+
+    def run(mechanism: str) -> None:
+        os.environ["ZOO_STORE"] = str(folder / f"{name}-{mechanism}.store")
+        sys.argv = [str(case / "case.py"), variant]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+    captured(folder / name, run)
+
+
+def main() -> None:
+    """Run the cases that are named, or else the programs."""
+    folder, rank, cases = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    torch.set_num_threads(1)
+    for case in cases:
+        for variant in ("reference", "suspect"):
+            run_case(folder, Path(case), variant)
+    if not cases:
+        run_programs(folder, rank)
 
 
 if __name__ == "__main__":

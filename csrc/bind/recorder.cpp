@@ -119,15 +119,20 @@ struct NativeRecorder {
   }
 
   /// Not in Python, where the program's signal handler may raise between any two calls.
-  py::object call_graph(const py::object& call,
-                        const std::vector<std::pair<std::size_t, at::Tensor>>& reads,
+  py::object call_graph(const py::object& call, const py::sequence& inputs,
                         const std::string& arguments) {
-    std::vector<Slotted> slotted;
-    for (const auto& [position, tensor] : reads) {
-      const std::string slot = "args[" + std::to_string(position) + "]";
-      slotted.push_back({interner->intern(StringKind::Slot, slot), tensor});
+    std::vector<Slotted> reads;
+    std::size_t position = 0;
+    for (const py::handle input : inputs) {
+      ++position;
+      if (THPVariable_Check(input.ptr())) {
+        const std::string slot = "args[" + std::to_string(position) + "]";
+        reads.push_back(
+            {interner->intern(StringKind::Slot, slot), THPVariable_Unpack(input.ptr())});
+      }
     }
-    if (!listener->enter_graph(slotted, interner->intern(StringKind::Arguments, arguments))) {
+    const StringId arguments_id = interner->intern(StringKind::Arguments, arguments);
+    if (!listener->enter_graph(std::move(reads), arguments_id)) {
       return call();
     }
     py::object result;
@@ -251,7 +256,7 @@ void bind_capture(py::class_<NativeRecorder>& recorder) {
       .def_property_readonly("rows_closed",
                              [](NativeRecorder& self) { return self.recorder->rows.closed(); })
       .def("close", [](NativeRecorder& self) { self.recorder->close(); })
-      .def("call_graph", &NativeRecorder::call_graph, py::arg("call"), py::arg("reads"),
+      .def("call_graph", &NativeRecorder::call_graph, py::arg("call"), py::arg("inputs"),
            py::arg("arguments"))
       .def_property_readonly("events",
                              [](NativeRecorder& self) { return self.recorder->events(); })

@@ -38,6 +38,8 @@ struct Call {
   std::vector<Unproduced> unproduced;
   /// It reads a tensor without data: an event only if it returns one with data.
   bool dataless = false;
+  /// Storages whose addresses stay theirs though their tensors may be freed while the call runs.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> kept;
   std::vector<c10::IValue> stack;  ///< all arguments, of calls that are sorted once they returned
 
   /// Empty, with the memory of its parts kept. Lets go of tensors: not under the capture's lock.
@@ -50,6 +52,7 @@ struct Call {
     storages.clear();
     unproduced.clear();
     dataless = false;
+    kept.clear();
     stack.clear();
   }
 };

@@ -72,6 +72,7 @@ ThreadState& this_thread() {
 // A callback counts itself in before it looks for the recorder: once the recorder is taken away
 // and nobody is inside, it may go.
 std::atomic<Recorder*> listening{nullptr};
+std::atomic<std::uint64_t> current{0};  // its capture's number
 std::atomic<int> inside{0};
 thread_local int inside_here = 0;  // how many of them are this thread's
 PyObject* stop_exception = nullptr;
@@ -100,17 +101,15 @@ class Inside {
 /// for ever. Also where Python does not hear of the fork.
 void forked() {
   listening.store(nullptr);
+  current.store(0);
   inside.store(inside_here);
 }
 
-/// True where `begin_unseen` was called in a capture that is over, and `end_unseen` never was: the
-/// program's exception came in between.
+/// True where what is open belongs to a capture that is over: the next one began inside that call,
+/// or the program's exception came between `begin_unseen` and `end_unseen`.
 bool is_left_over(const ThreadState& thread) {
-  if (thread.open != Open::Unseen) {
-    return false;
-  }
-  const Inside here;
-  return here.recorder() != nullptr && here.recorder()->program.number() != thread.capture;
+  const std::uint64_t now = current.load(std::memory_order_relaxed);
+  return now != 0 && now != thread.capture;
 }
 
 /// A boxed call passes its whole stack, of which the arguments, and later the results, are the end.
@@ -189,6 +188,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
       return nullptr;
     }
     thread.open = Open::None;
+    thread.give_back(std::move(thread.call));
   }
   // Python there is the program's: what it wants done once a collective is over.
   if (thread.of_gloo && PyGILState_GetThisThreadState() == nullptr) {
@@ -294,6 +294,7 @@ void Listener::start() {
   Recorder* nobody = nullptr;
   OPGUARD_CHECK(listening.compare_exchange_strong(nobody, recorder_.get()),
                 "another capture listens already");
+  current.store(recorder_->program.number());
   stop_exception = stop_;
   static const int watched = pthread_atfork(nullptr, nullptr, &forked);
   OPGUARD_CHECK(watched == 0, "forks cannot be watched");
@@ -332,16 +333,17 @@ void Listener::disarm() {
   recorder_->on.store(false);
   at::removeCallback(std::exchange(handle_, 0));
   listening.store(nullptr);
+  current.store(0);
 }
 
-bool Listener::enter_graph(const std::vector<Slotted>& reads, StringId arguments) {
+bool Listener::enter_graph(std::vector<Slotted> reads, StringId arguments) {
   ThreadState& thread = this_thread();
   if (handle_ == 0 || !recorder_->on.load() || thread.open != Open::None) {
     return false;
   }
   auto call = thread.take_call();
   try {
-    recorder_->before_graph(*call, reads, arguments);
+    recorder_->before_graph(*call, std::move(reads), arguments);
   } catch (const std::exception& error) {
     recorder_->fail(reason(error));
     return false;
@@ -377,8 +379,7 @@ void Listener::begin_unseen() {
     ++thread.hidden;
     return;
   }
-  const Inside here;
-  thread.capture = here.recorder() == nullptr ? 0 : here.recorder()->program.number();
+  thread.capture = current.load();
   thread.open = Open::Unseen;
   thread.hidden = 0;
 }

@@ -29,7 +29,7 @@ class Listener {
 
   /// A compiled graph is about to run on this thread: what it calls is part of it. Returns false
   /// where nothing is captured; then `leave_graph` must not be called.
-  bool enter_graph(const std::vector<Slotted>& reads, StringId arguments);
+  bool enter_graph(std::vector<Slotted> reads, StringId arguments);
   /// It returned these tensors and numbers, or raised.
   void leave_graph(Results result, bool raised);
   /// Until `end_unseen` operator calls of this thread are nobody's business.

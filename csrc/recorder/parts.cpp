@@ -19,11 +19,11 @@ bool freed(const at::Tensor& tensor) {
 }
 
 Reason nested_parts(const at::Tensor& tensor, std::vector<Part>& parts) {
+  if (freed(tensor)) {
+    return Reason::Freed;
+  }
   std::vector<at::Tensor> values;
   for (const at::Tensor& part : tensor.unbind()) {
-    if (freed(part)) {
-      return Reason::Freed;
-    }
     values.push_back(part.reshape(-1));
   }
   if (values.empty()) {

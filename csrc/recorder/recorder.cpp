@@ -202,17 +202,25 @@ void Recorder::passed(const at::Tensor& tensor) {
   reader_.explain(tensor);
 }
 
-void Recorder::before_graph(Call& call, const std::vector<Slotted>& reads, StringId arguments) {
+void Recorder::before_graph(Call& call, std::vector<Slotted> reads, StringId arguments) {
   call.op = compiled_graph;
   begin(call);
   call.event.arguments = arguments;
-  call.reads = reads;
-  Locked locked(*this);
-  locked.poll_collectives();
-  if (collectives_.any()) {
-    collectives_.touch(call);
+  call.reads = std::move(reads);
+  {
+    Locked locked(*this);
+    locked.poll_collectives();
+    if (collectives_.any()) {
+      collectives_.touch(call);
+    }
+    read_inputs(call);
   }
-  read_inputs(call);
+  for (const Slotted& read : call.reads) {
+    if (traits(read.tensor).plain) {
+      call.kept.push_back(read.tensor.storage().getWeakStorageImpl());
+    }
+  }
+  call.reads.clear();  // the graph frees its inputs where it has no more use for them
 }
 
 void Recorder::after_graph(Call& call, Results result) {

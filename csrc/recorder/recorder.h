@@ -54,7 +54,7 @@ class Recorder {
   void passed(const at::Tensor& tensor);
   /// A compiled graph is about to run, with these values by position; the tensors of `result` are
   /// what it returned, in order.
-  void before_graph(Call& call, const std::vector<Slotted>& reads, StringId arguments);
+  void before_graph(Call& call, std::vector<Slotted> reads, StringId arguments);
   void after_graph(Call& call, Results result);
 
   // From Python, with the GIL.

@@ -36,9 +36,7 @@ score = load_score()
 )
 def test_case(case, tmp_path):
     spec = json.loads((case / "case.json").read_text())
-    # The recorder finds 68 inconclusive so far: a known fault of it, not of the case.
-    mechanism = "dispatch" if case.name == "68_saved_poked_by_data" else None
-    args = argparse.Namespace(mode="trusted", mechanism=mechanism)
+    args = argparse.Namespace(mode="trusted", mechanism=None)
     for variant in ("reference", "suspect"):
         world = spec.get("world_size", 1)
         for done in score.run_variant(OPGUARD, case, variant, tmp_path / variant, args, world):

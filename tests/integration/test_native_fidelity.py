@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import mmap
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import captured
 import fidelity_programs as programs
 from captured import Captured, capture
 from fidelity_programs import Program, behaviour
 from native_support import needs_native
+from opguard.capture.session import CaptureSession
 
 pytestmark = needs_native
 
@@ -60,6 +63,26 @@ def test_compilers_and_transforms(tmp_path: Path, name: str) -> None:
     assert not error
     assert not events.coverage["opaque_calls"]
     assert not names or events.names == names.split()
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+def compiled_in_place() -> Any:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = nn.Sequential(Doubled(3, 3))
+    model.compile(backend="eager")
+    y = model(torch.ones(2, 3))
+    return y, *(dict(torch._dynamo.utils.counters[name]) for name in ("stats", "frames"))
+
+
+def test_the_compiler_does_not_compile_what_is_ours(tmp_path: Path) -> None:
+    events, (_, error, *_) = same(tmp_path, compiled_in_place)
+    assert not error
+    assert events.one("addmm").module == "Sequential.0"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
@@ -175,6 +198,29 @@ def test_tensors_die_where_they_do_without_capture(tmp_path: Path) -> None:
     diary = value[0]
     assert diary[:3] == ["x dies", "storage of x dies", "after sin"]
     assert diary[-1] == "end"
+
+
+def test_a_compiled_graph_frees_its_inputs_while_it_runs(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def program() -> None:
+        inputs: list[torch.Tensor] = [torch.ones(3)]
+        storage = weakref.ref(inputs[0].untyped_storage())
+        tensor = weakref.ref(inputs[0])
+
+        def graph() -> list[torch.Tensor]:
+            inputs.clear()
+            seen.append(tensor() is None and storage() is None)
+            return [torch.zeros(3)]
+
+        session = CaptureSession.active()
+        assert session is not None
+        session._mechanism._graph_call(graph, inputs)
+
+    events = capture(tmp_path, program)
+    assert seen == [True]
+    assert events.names == ["ones", "inductor"]
+    assert list(events.one("inductor").inputs) == ["args[1]"]
 
 
 def resident() -> int:

@@ -1,72 +1,59 @@
-"""Both mechanisms record the same of a program, but for the table of deviations in `parity`."""
+"""Both mechanisms record the same of a program, but for the table of deviations in ``parity``."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
-import random
-import runpy
-import subprocess
-import sys
-import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import opguard
 import parity_calls
+import parity_compiled
 import parity_models
-import parity_ranks
 import parity_training
 import parity_values
 from native_support import needs_native
-from parity import Parity
+from parity import NEXT_CALL, STOPPED
+from parity_runs import both, script
 
 pytestmark = needs_native
 
 TESTS = Path(__file__).parents[1]
 PROGRAMS = {
-    f"{module.__name__}.{name}": run
+    f"{module.__name__.removeprefix('parity_')}.{name}": run
     for module in (parity_models, parity_values)
     for name, run in module.PROGRAMS.items()
 }
-CASES = [
-    case.parent
-    for case in sorted((TESTS / "cases").glob("*/case.json"))
-    if json.loads(case.read_text()).get("world_size", 1) == 1
-]
+READ_ALL = [name for name in PROGRAMS if "-" not in name]
+"""Without the optimizers, of which there are many and which are alike."""
 
 
-def both(folder: Path, run: Callable[[], Any], mode: Any = "trusted") -> Parity:
-    """The program under each mechanism, from the same random states."""
-    ranks = []
-    for mechanism in ("native", "dispatch"):
-        random.seed(0)
-        np.random.seed(0)
-        torch.manual_seed(0)
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            opguard.capture(folder / mechanism, mechanism=mechanism, mode=mode),
-        ):
-            warnings.simplefilter("ignore")
-            run()
-        ranks.append(opguard.load_run(folder / mechanism).ranks[0])
-    return Parity(*ranks)
+def variants(folder: str) -> list[tuple[str, str]]:
+    """The cases of one process each."""
+    return [
+        (f"{folder}/{spec.parent.name}", variant)
+        for spec in sorted((TESTS / folder).glob("*/case.json"))
+        if json.loads(spec.read_text()).get("world_size", 1) == 1
+        for variant in ("reference", "suspect")
+    ]
+
+
+@pytest.fixture(autouse=True)
+def restored() -> None:
+    """Scripts set the number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def test_the_programs_are_there() -> None:
     """Importing a module adds its programs."""
     assert parity_calls.program is parity_values.program
     assert parity_training.program is parity_models.program
-    assert {"transforms", "hooks", "views_in_place"} <= parity_values.PROGRAMS.keys()
-    assert {"lbfgs", "checkpoints", "lstm"} <= parity_models.PROGRAMS.keys()
+    assert {"values.transforms", "values.hooks", "models.lbfgs", "models.lstm"} <= set(PROGRAMS)
+    assert (len(variants("cases")), len(variants("cases_own"))) == (24, 78)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -74,50 +61,42 @@ def test_programs(tmp_path: Path, name: str) -> None:
     assert both(tmp_path, PROGRAMS[name]).differences == []
 
 
-@pytest.mark.parametrize("name", ["parity_models.lstm", "parity_values.views_in_place"])
+@pytest.mark.parametrize("name", READ_ALL)
 def test_programs_with_every_input_read(tmp_path: Path, name: str) -> None:
     assert both(tmp_path, PROGRAMS[name], mode="full").differences == []
 
 
-@pytest.mark.parametrize("variant", ["reference", "suspect"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Path, variant: str) -> None:
-    script = str(case / "case.py")
-    monkeypatch.setattr(sys, "argv", [script, variant])
-
-    def run() -> None:
-        with contextlib.suppress(SystemExit):
-            runpy.run_path(script, run_name="__main__")
-
-    assert both(tmp_path, run).differences == []
-
-
-def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = str(TESTS.parent / "examples" / "train_gpt" / "train.py")
-    monkeypatch.setattr(sys, "argv", [script, "--steps", "2"])
-    parity = both(tmp_path, lambda: runpy.run_path(script, run_name="__main__"))
+@pytest.mark.parametrize("mode", ["trusted", "full"])
+@pytest.mark.parametrize(("case", "variant"), variants("cases"))
+def test_cases(tmp_path: Path, case: str, variant: str, mode: str) -> None:
+    parity = both(tmp_path, script(TESTS / case / "case.py", variant), mode=mode)
     assert parity.differences == []
-    assert parity.used  # two gradients meet in it
 
 
-def test_programs_of_several_ranks(tmp_path: Path) -> None:
-    script = str(TESTS / "parity_ranks.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", script, str(tmp_path), str(rank)],
-            env={**os.environ, "PYTHONPATH": str(TESTS), "RANK": str(rank),
-                 "WORLD_SIZE": str(parity_ranks.WORLD)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(parity_ranks.WORLD)
-    ]  # fmt: skip
-    for process in ranks:
-        _, error = process.communicate(timeout=180)
-        assert process.returncode == 0, error
-    for name in parity_ranks.PROGRAMS:
-        for rank in range(parity_ranks.WORLD):
-            found = [
-                opguard.load_run(tmp_path / name / mechanism).ranks[rank]
-                for mechanism in ("native", "dispatch")
-            ]
-            assert Parity(*found).differences == [], (name, rank)
+@pytest.mark.parametrize(("case", "variant"), variants("cases_own"))
+def test_own_cases(tmp_path: Path, case: str, variant: str) -> None:
+    assert both(tmp_path, script(TESTS / case / "case.py", variant)).differences == []
+
+
+def test_the_example(tmp_path: Path) -> None:
+    train = TESTS.parent / "examples" / "train_gpt" / "train.py"
+    parity = both(tmp_path, script(train, "--steps", "2"))
+    assert parity.differences == []
+    assert not parity.used & {STOPPED, NEXT_CALL}
+
+
+@pytest.mark.parametrize("name", parity_compiled.PROGRAMS)
+def test_compiled_graphs(tmp_path: Path, name: str) -> None:
+    assert both(tmp_path, parity_compiled.PROGRAMS[name]).differences == []
+
+
+def test_selected_steps(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.ones(3)
+        for step in range(4):
+            opguard.step(step)
+            x.add_(1)
+            opguard.watch("x", x)
+            x.sin()
+
+    assert both(tmp_path, program, steps=(1, 3)).differences == []

@@ -289,10 +289,13 @@ def test_selected_steps_and_early_ends(tmp_path: Path) -> None:
 def test_the_interpreter_ends_with_a_capture_open(tmp_path: Path, end: str) -> None:
     script = tmp_path / "s.py"
     script.write_text(
-        "import os, sys, threading, torch, opguard\n"
+        "import os, sys, threading, time, torch, opguard\n"
         f"capture = opguard.capture({str(tmp_path / 'run')!r})\n"
         "capture.__enter__()\n"
         "x = torch.ones(3)\n"
+        # The recorder's run is opened by the thread that carries its rows.
+        f"while not os.path.exists({str(tmp_path / 'run' / 'rank-00000' / 'open.json')!r}):\n"
+        "    time.sleep(0.01)\n"
         "threading.Thread(target=lambda: x.sin(), daemon=True).start()\n"
         f"for _ in range(5000):\n    x = x + 1\n{end}\n"
     )

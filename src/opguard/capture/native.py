@@ -118,12 +118,7 @@ class Native:
 
     def _graph_call(self, call: Callable[[], Any], inputs: Any) -> Any:
         """One call of a compiled graph; what it calls in turn is part of it."""
-        reads = [
-            (position, value)
-            for position, value in enumerate(inputs, 1)
-            if isinstance(value, torch.Tensor)
-        ]
-        return self._recorder.call_graph(call, reads, _graph_arguments(inputs))
+        return self._recorder.call_graph(call, inputs, _graph_arguments(inputs))
 
     # While the program runs
 

@@ -8,12 +8,15 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from opguard.capture.unarmed import Marks, ObservedTarget
 
 # A process's target is private; without it spawned ranks are counted, not recognised.
 _PYTHON_NAMES: Final = ("python", "torchrun", "opguard")
+_COMPILERS: Final = ("torch._inductor.", "torch.utils.cpp_extension", "triton.")
+"""Modules whose processes build kernels and compute nothing of the run."""
 
 
 class Processes:
@@ -98,7 +101,7 @@ def _count_children() -> None:
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" and _COUNTERS:
             name = Path(os.fsdecode(arguments[0])).name
-            if name.startswith(_PYTHON_NAMES):
+            if name.startswith(_PYTHON_NAMES) and not _compiles():
                 _count()
 
     def forked() -> None:
@@ -106,6 +109,16 @@ def _count_children() -> None:
 
     sys.addaudithook(audit)
     os.register_at_fork(after_in_parent=forked)
+
+
+def _compiles() -> bool:
+    """Whether a compiler is what runs here."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _count() -> None:

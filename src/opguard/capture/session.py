@@ -24,7 +24,7 @@ from opguard.capture.mechanism import Mechanism, Session
 from opguard.capture.opening import describe_opening, rank_of_process
 from opguard.capture.patches import Patches, patch_exports, patch_resizing, patch_seeding
 from opguard.capture.processes import Processes
-from opguard.capture.teardown import Teardown
+from opguard.capture.teardown import Teardown, apart
 from opguard.capture.unarmed import Marks, watch_this_process
 from opguard.errors import OpguardError, UsageError
 from opguard.model import PendingChunk
@@ -89,7 +89,6 @@ class CaptureSession:
         self._failed = False
         self._fail_lock = threading.Lock()
         self._process = os.getpid()
-        self._ended = False
         self._teardown = Teardown()
         self._interrupted = 0  # readings of state that the program's own exceptions cut short
         self.stopped = False
@@ -121,7 +120,7 @@ class CaptureSession:
     def _take_claim(self) -> None:
         with CaptureSession._claim:
             other = CaptureSession._open
-            if other is not None and not other._ended:
+            if other is not None and not other._teardown.begun:
                 raise UsageError("a capture is already open in this process")
             if other is not None:
                 other._teardown.finish()
@@ -277,19 +276,17 @@ class CaptureSession:
         if os.getpid() != self._process:
             return  # in the child of a fork that Python did not hear of
         with self._teardown.lock:
-            if not self._ended:
-                self._ended = True
+            if not self._teardown.begun:
                 self.stopped = self._mechanism.stopped
-                endings = [ending] if self._armed else []
-                self._armed = False
                 self._teardown.begin(
                     self._mechanism.disarm,
                     self._mechanism.stop,
                     self._take_out,
-                    functools.partial(self._end_run, endings),
+                    functools.partial(self._end_run, [ending] if self._armed else []),
                     self._mechanism.close,
                     self._release_claim,
                 )
+            self._armed = False
             self._teardown.finish()
 
     def _end_run(self, endings: list[Ending]) -> None:
@@ -302,11 +299,7 @@ class CaptureSession:
             self._writer.abandon()
 
     def _close_run(self, ending: Ending) -> None:
-        with self._opening_lock:  # a thread may be writing the first event just now
-            if self._writer is None:
-                if run_is_of_others(self._output):
-                    return
-                self._first_event()
+        apart(self._open_late)
         writer = self._writer
         if writer is None:  # it could not be opened, and that has been said
             return
@@ -322,6 +315,11 @@ class CaptureSession:
         writer.close(self._closing(ending, writer))
         if writer.failed is not None:
             self.fail(writer.failed)
+
+    def _open_late(self) -> None:
+        with self._opening_lock:  # a thread may be writing the first event just now
+            if self._writer is None and not run_is_of_others(self._output):
+                self._first_event()
 
     def _at_exit(self) -> None:
         """The interpreter ends with the capture open: later its modules are gone."""
@@ -339,7 +337,6 @@ class CaptureSession:
 
     def after_fork(self) -> None:
         """In a forked child: the writer's thread does not exist there, so nothing is captured."""
-        self._ended = True
         self._armed = False
         self._teardown.begin()
         self._mechanism.after_fork()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
+from typing import Final
+
+_MOST_TRIES: Final = 2
 
 
 class Teardown:
@@ -11,7 +15,13 @@ class Teardown:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._left: list[Callable[[], None]] = []
+        self._left: list[Callable[[], None]] | None = None
+        self._tries = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the capture has come to its end."""
+        return self._left is not None
 
     def begin(self, *steps: Callable[[], None]) -> None:
         """What :meth:`finish` has to do."""
@@ -22,14 +32,38 @@ class Teardown:
         interruption: BaseException | None = None
         with self.lock:
             while self._left:
-                step = self._left[0]
-                for _ in range(2):
-                    try:
-                        step()
-                        break
-                    except BaseException as error:  # noqa: BLE001  (raised below)
-                        interruption = interruption or error
-                if self._left and self._left[0] is step:
-                    del self._left[0]
+                try:
+                    self._do_next(self._left)
+                except BaseException as error:  # noqa: BLE001  (raised below)
+                    interruption = interruption or error
         if interruption is not None:
             raise interruption
+
+    def _do_next(self, left: list[Callable[[], None]]) -> None:
+        self._tries += 1
+        if self._tries <= _MOST_TRIES:
+            left[0]()
+        self._tries = 0
+        del left[0]
+
+
+def apart(step: Callable[[], None]) -> None:
+    """Do it on a thread of its own, where no signal handler of the program can raise half-way."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            step()
+        except BaseException as error:  # noqa: BLE001  (raised below)
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="opguard-apart")
+    try:
+        thread.start()
+        thread.join()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # it has not started
+            thread.join()
+        raise
+    if raised:
+        raise raised[0]

@@ -1,0 +1,68 @@
+"""Both mechanisms record the same of programs of several ranks: Gloo, DDP, FSDP, DTensor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import opguard
+import parity_ranks
+from native_support import needs_native
+from parity import Parity
+from parity_runs import MECHANISMS
+
+pytestmark = [
+    needs_native,
+    pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
+]
+
+TESTS = Path(__file__).parents[1]
+CASES = [
+    case.parent
+    for case in sorted((TESTS / "cases_own").glob("*/case.json"))
+    if json.loads(case.read_text()).get("world_size", 1) > 1
+]
+
+
+def run_ranks(folder: Path, *cases: Path) -> list[str]:
+    """Names of the runs of both ranks."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", TESTS / "parity_ranks.py", folder, str(rank), *cases],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(parity_ranks.WORLD)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(parity_ranks.WORLD)
+    ]  # fmt: skip
+    for process in processes:
+        _, error = process.communicate(timeout=180)
+        assert process.returncode == 0, error
+        assert "capture stopped" not in error
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def differences(folder: Path, name: str) -> list[str]:
+    runs = [opguard.load_run(folder / name / mechanism) for mechanism in MECHANISMS]
+    return [
+        f"{name}, rank {rank}: {difference}"
+        for rank in range(parity_ranks.WORLD)
+        for difference in Parity(*(run.ranks[rank] for run in runs)).differences
+    ]
+
+
+def test_programs(tmp_path: Path) -> None:
+    names = run_ranks(tmp_path)
+    assert len(names) == len(parity_ranks.PROGRAMS) + len(parity_ranks.COMMUNICATION_ONLY)
+    assert [d for name in names for d in differences(tmp_path, name)] == []
+
+
+def test_cases(tmp_path: Path) -> None:
+    names = run_ranks(tmp_path, *CASES)
+    assert len(names) == 2 * len(CASES) == 10
+    assert [d for name in names for d in differences(tmp_path, name)] == []
