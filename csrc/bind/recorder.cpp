@@ -12,7 +12,7 @@
 #include "bind/tables.h"
 #include "bind/work.h"
 #include "common/check.h"
-#include "recorder/callbacks.h"
+#include "recorder/listener.h"
 #include "recorder/locked.h"
 
 namespace py = pybind11;

@@ -1,46 +1,24 @@
-// Listens on torch's record-function callbacks and hands operator calls to the recorder.
+// What torch calls before and after each operator, on the thread that calls it.
 #pragma once
 
 #include <Python.h>
 
+#include <atomic>
+#include <exception>
 #include <memory>
-#include <vector>
+#include <string>
 
-#include "recorder/recorder.h"
+#include "recorder/torch_headers.h"
 
 namespace opguard {
 
-/// One capture of this process; at most one listens at a time. All of it is called with the GIL.
-class Listener {
- public:
-  /// `stop`: exception that ends the program once the limit of events is reached.
-  Listener(std::shared_ptr<Recorder> recorder, PyObject* stop);
-  ~Listener();
-  Listener(const Listener&) = delete;
-  Listener& operator=(const Listener&) = delete;
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function);
+void on_end(const at::RecordFunction& function, at::ObserverContext* context);
 
-  /// From now on every thread's operator calls are captured. Throws NativeError if another
-  /// capture listens.
-  void start();
-  /// Nothing is captured any more when it returns: no thread is inside a callback.
-  void stop();
-  /// In a forked child: the threads that might be inside a callback do not exist.
-  void stop_after_fork();
+/// What ends the program once the limit of events is reached.
+extern std::atomic<PyObject*> stop_exception;
 
-  /// A compiled graph is about to run on this thread: what it calls is part of it. Returns false
-  /// where nothing is captured; then `leave_graph` must not be called.
-  bool enter_graph(std::vector<Slotted> reads, StringId arguments);
-  /// It returned these tensors and numbers, or raised.
-  void leave_graph(Results result, bool raised);
-  /// Until `end_unseen` operator calls of this thread are nobody's business.
-  static void begin_unseen();
-  static void end_unseen();
-
- private:
-  void disarm();
-  std::shared_ptr<Recorder> recorder_;
-  PyObject* stop_;
-  at::CallbackHandle handle_ = 0;
-};
+/// One line: what torch throws tells its C++ stack as well.
+std::string reason(const std::exception& error);
 
 }  // namespace opguard

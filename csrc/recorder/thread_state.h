@@ -1,0 +1,98 @@
+// What a thread is in the middle of, and who listens: shared by the callbacks and the listener.
+#pragma once
+
+#include <Python.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "recorder/recorder.h"
+
+namespace opguard {
+
+/// What the outermost call that is no transparent one is to this thread.
+enum class Open : std::uint8_t {
+  None,
+  Quiet,      ///< leaves no event, and what it calls neither
+  Passing,    ///< leaves no event; explains the version counter of its first argument
+  MaybeView,
+  Event,
+  Unseen,     ///< no call: `begin_unseen`
+};
+
+/// True on the threads that compute what Gloo's operators return.
+bool is_of_gloo();
+
+/// Read and written by its thread alone.
+struct ThreadState {
+  const bool of_gloo = is_of_gloo();
+  /// In which the call began. Not the recorder's address, which the next capture may have again.
+  std::uint64_t capture = 0;
+  Open open = Open::None;
+  std::size_t hidden = 0;  ///< calls that the open one has made and that have not returned
+  int exceptions = 0;      ///< in flight when the call began
+  std::unique_ptr<Call> call;
+  std::vector<std::unique_ptr<Call>> spare;
+
+  std::unique_ptr<Call> take_call() {
+    if (spare.empty()) {
+      return std::make_unique<Call>();
+    }
+    auto taken = std::move(spare.back());
+    spare.pop_back();
+    return taken;
+  }
+
+  /// Letting go of tensors may run the program's finalizers, and these may call operators: the
+  /// state is consistent by then.
+  void give_back(std::unique_ptr<Call> used) {
+    if (used != nullptr) {
+      used->clear();
+      spare.push_back(std::move(used));
+    }
+  }
+};
+
+ThreadState& this_thread();
+
+// A callback counts itself in before it looks for the recorder: once the recorder is taken away
+// and nobody is inside, it may go.
+extern std::atomic<Recorder*> listening;
+extern std::atomic<std::uint64_t> current;  ///< its capture's number
+extern std::atomic<int> inside;
+
+class Inside {
+ public:
+  Inside() : recorder_(enter()) {}
+  ~Inside() {
+    inside.fetch_sub(1);
+    --here();
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  Recorder* recorder() const { return recorder_; }
+  /// How many of this thread's there are.
+  static int& here();
+
+ private:
+  static Recorder* enter() {
+    ++here();
+    inside.fetch_add(1);
+    return listening.load();
+  }
+  Recorder* recorder_;
+};
+
+/// Nobody listens in the child of a fork: it has one thread, and nobody who would take its rows, so
+/// that it would wait for room for ever. Also called where Python does not hear of the fork.
+void forked();
+
+/// True where what is open belongs to a capture that is over: the next one began inside that call,
+/// or the program's exception came between `begin_unseen` and `end_unseen`.
+bool is_left_over(const ThreadState& thread);
+
+}  // namespace opguard
