@@ -110,5 +110,6 @@ def test_stop_after(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (done.returncode, done.stderr) == (0, "")
     (rank,) = read(tmp_path / "run")
     close = rank.header["close"]
-    assert close["stopped"] and not close["interrupted"]
+    assert close["stopped"]
+    assert not close["interrupted"]
     assert close["steps"] == 3 if limit == "3steps" else len(rank.events) == 50

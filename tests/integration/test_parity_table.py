@@ -105,9 +105,7 @@ EXAMPLES: list[tuple[str, Callable[[], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "run"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
-def test_a_row_of_the_table_is_real(
-    tmp_path: Path, name: str, run: Callable[[], Any]
-) -> None:
+def test_a_row_of_the_table_is_real(tmp_path: Path, name: str, run: Callable[[], Any]) -> None:
     parity = both(tmp_path, run)
     assert parity.differences == []
     assert name in {row.name for row in parity.used}

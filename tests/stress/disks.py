@@ -6,6 +6,7 @@ import warnings
 from support import calls, capture, in_threads, nothing_left, work
 
 import opguard
+from opguard.capture import native as mechanism
 from opguard.store import rank_files
 
 
@@ -49,8 +50,6 @@ rank_files.RankFiles.publish = real
 assert len(run.ranks[0].boundary) >= 120_002
 
 # Rows cannot be built.
-from opguard.capture import native as mechanism
-
 build = mechanism.Rows.build
 
 

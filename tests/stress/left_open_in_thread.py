@@ -7,7 +7,6 @@ import time
 import torch
 from support import capture
 
-
 ended = threading.Event()
 
 
