@@ -1,5 +1,7 @@
 #include "recorder/callbacks.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -25,6 +27,27 @@ template <typename Values>
 c10::ArrayRef<const c10::IValue> end_of(const Values& values, std::size_t count) {
   const c10::ArrayRef<const c10::IValue> all(values.data(), values.size());
   return all.size() > count ? all.slice(all.size() - count) : all;
+}
+
+using Count = int (*)();
+
+/// What torch asks: some compilers link this module to a C++ library of its own, which counts only
+/// what it threw itself.
+Count find_count() {
+  Dl_info torch;
+  if (dladdr(reinterpret_cast<void*>(&at::removeCallback), &torch) != 0) {
+    if (void* const library = dlopen(torch.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) {
+      if (void* const count = dlsym(library, "_ZSt19uncaught_exceptionsv")) {
+        return reinterpret_cast<Count>(count);
+      }
+    }
+  }
+  return &std::uncaught_exceptions;
+}
+
+int exceptions_in_flight() {
+  static const Count count = find_count();
+  return count();
 }
 
 /// The program ends by an exception that its thread raises as soon as this call has returned.
@@ -56,7 +79,7 @@ void begin_call(Recorder& recorder, ThreadState& thread, Operator& op,
                 c10::ArrayRef<const c10::IValue> stack) {
   thread.capture = recorder.program.number();
   thread.hidden = 0;
-  thread.exceptions = std::uncaught_exceptions();
+  thread.exceptions = exceptions_in_flight();
   if (op.kind == Kind::Pass) {
     if (op.sets_storage) {
       recorder.rebuilds(stack);
@@ -169,7 +192,7 @@ void on_end(const at::RecordFunction& function, at::ObserverContext*) {
   auto call = std::move(thread.call);
   const Open open = std::exchange(thread.open, Open::None);
   const std::uint64_t began = thread.capture;
-  const bool raised = std::uncaught_exceptions() > thread.exceptions;
+  const bool raised = exceptions_in_flight() > thread.exceptions;
   {
     const Inside here;
     Recorder* recorder = here.recorder();
