@@ -104,6 +104,16 @@ EXAMPLES: list[tuple[str, Callable[[], Any]]] = [
 ]
 
 
+def test_the_table_is_that_of_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "deviations.md").read_text()
+    _, _, table = text.partition("| Row |")
+    rows = [line.split("|")[1].strip() for line in table.splitlines()[2:] if line.startswith("|")]
+    names = {deviation.name for deviation in DEVIATIONS}
+    assert len(names) == 15
+    assert {name for name in names if any(name in row for row in rows)} == names
+    assert len(rows) == len(names) - 1  # tangents and their checks share one
+
+
 @pytest.mark.parametrize(("name", "run"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
 def test_a_row_of_the_table_is_real(tmp_path: Path, name: str, run: Callable[[], Any]) -> None:
     parity = both(tmp_path, run)
