@@ -74,15 +74,17 @@ def instructions(events: int, mode: str) -> Counter[tuple[str, str]]:
     return found
 
 
-def an_event(events: int, more: int, mode: str) -> Counter[tuple[str, str]]:
+def an_event(events: int, more: int, mode: str) -> dict[tuple[str, str], float]:
     """Instructions that an event costs, by (object, function)."""
     difference = instructions(events + more, mode)
     difference.subtract(instructions(events, mode))
     count = ((events + more) // A_TURN - events // A_TURN) * A_TURN
-    return Counter({key: n // count for key, n in difference.items()})
+    return {key: n / count for key, n in difference.items()}
 
 
-def report(plain: Counter[tuple[str, str]], captured: Counter[tuple[str, str]]) -> list[str]:
+def report(
+    plain: dict[tuple[str, str], float], captured: dict[tuple[str, str], float]
+) -> list[str]:
     """The table of objects, and the functions that cost most beyond the plain program."""
     lines = ["instructions an event            plain  captured"]
     for part in [*PARTS, "other"]:
@@ -90,13 +92,13 @@ def report(plain: Counter[tuple[str, str]], captured: Counter[tuple[str, str]]) 
             sum(n for (owner, _), n in counts.items() if owner == part)
             for counts in (plain, captured)
         )
-        lines.append(f"  {part:<28} {a:>8,} {b:>9,}")
-    lines.append(f"  {'all':<28} {plain.total():>8,} {captured.total():>9,}")
-    beyond = Counter(captured)
-    beyond.subtract(plain)
+        lines.append(f"  {part:<28} {a:>8,.0f} {b:>9,.0f}")
+    lines.append(f"  {'all':<28} {sum(plain.values()):>8,.0f} {sum(captured.values()):>9,.0f}")
+    beyond = {key: count - plain.get(key, 0) for key, count in captured.items()}
+    most = sorted(beyond.items(), key=lambda entry: entry[1], reverse=True)[:40]
     lines += ["", "functions that cost most beyond the plain program"]
-    for (part, name), count in beyond.most_common(40):
-        lines.append(f"  {count:>6,}  {part:<16} {name[:110]}")
+    for (part, name), count in most:
+        lines.append(f"  {count:>6,.0f}  {part:<16} {name[:110]}")
     return lines
 
 

@@ -102,6 +102,9 @@ def capture_arguments(call: Callable[[], Any], tables: _Tables) -> list[tuple[st
 
 # Recorder
 
+CODES: Mapping[str, Any]
+"""Numbers that Python has as well; for tests."""
+
 class Block:
     @property
     def first_event(self) -> int: ...

@@ -87,10 +87,12 @@ def test_the_compiler_does_not_compile_what_is_ours(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor_compiles_while_captured(tmp_path: Path) -> None:
+    from torch._inductor import config
     from torch._inductor.utils import fresh_inductor_cache
 
     seen: list[Callable[[], tuple[Any, ...]]] = []
-    with fresh_inductor_cache():  # so that the captured run does compile
+    # A new cache, so that the captured run does compile; in this process, where no threads stay.
+    with fresh_inductor_cache(), config.patch(compile_threads=1):
         events = capture(
             tmp_path, lambda: seen.append(behaviour(lambda: programs.compiled("inductor")))
         )
