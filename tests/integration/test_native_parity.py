@@ -86,12 +86,12 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", parity_compiled.PROGRAMS)
-def test_compiled_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    # A pool of compiling processes would leave threads in this one, which other tests count.
+def test_compiled_graphs(tmp_path: Path, name: str) -> None:
     from torch._inductor import config
 
-    monkeypatch.setattr(config, "compile_threads", 1)
-    assert both(tmp_path, parity_compiled.PROGRAMS[name]).differences == []
+    # A pool of compiling processes would leave threads in this one, which other tests count.
+    with config.patch(compile_threads=1):
+        assert both(tmp_path, parity_compiled.PROGRAMS[name]).differences == []
 
 
 def test_selected_steps(tmp_path: Path) -> None:

@@ -47,9 +47,14 @@ def nothing_left() -> None:
     assert not torch.nn.modules.module._global_forward_hooks
     assert threading.Thread.start is start_thread
     until = time.monotonic() + TIMEOUT
-    while any(thread.name.startswith("opguard") for thread in threading.enumerate()):
+    while any(map(is_of_opguard, threading.enumerate())):
         assert time.monotonic() < until, threading.enumerate()
         time.sleep(0.01)
+
+
+def is_of_opguard(thread: threading.Thread) -> bool:
+    """Python lists for ever what an exception kept from starting: it has no ident."""
+    return thread.name.startswith("opguard") and thread.ident is not None
 
 
 def child(what: Callable[[], Any]) -> int:

@@ -107,7 +107,7 @@ class Program:
         self._first_optimizer: weakref.ref[Any] | None = None
         self._paths: ByIdentity[ByIdentity[int]] = ByIdentity()
         self._parameters: ByIdentity[int] = ByIdentity()
-        self._hooks: list[Any] = []
+        self._hooks: list[Callable[..., None]] = []
         self._quiet = Patches()
         """``torch.compile(module)`` warns of global hooks, which the program did not install."""
         self.no_module = interner.intern("module", "")
@@ -121,13 +121,15 @@ class Program:
         """Install the hooks."""
         hook = self._hook
         self._quiet.replace(nn_module, "_has_any_global_hook", torch_private.any_global_hook())
-        self._hooks = [
-            nn_module.register_module_forward_pre_hook(hook(self._enter_module)),
-            # Checkpoint stops a recomputation by an exception: the hook must run then too.
-            nn_module.register_module_forward_hook(hook(self._leave_module), always_call=True),
-            torch_optimizer.register_optimizer_step_pre_hook(hook(self._enter_step)),
-            torch_optimizer.register_optimizer_step_post_hook(hook(self._leave_step)),
-        ]
+        enter, leave = hook(self._enter_module), hook(self._leave_module)
+        before, after = hook(self._enter_step), hook(self._leave_step)
+        # Kept first: what the program's signal handlers raise may come in between.
+        self._hooks = [enter, leave, before, after]
+        nn_module.register_module_forward_pre_hook(enter)
+        # Checkpoint stops a recomputation by an exception: the hook must run then too.
+        nn_module.register_module_forward_hook(leave, always_call=True)
+        torch_optimizer.register_optimizer_step_pre_hook(before)
+        torch_optimizer.register_optimizer_step_post_hook(after)
 
     def _hook(self, observe: Callable[..., None]) -> Callable[..., None]:
         """A hook that a compiler may inline, where it does nothing; elsewhere it is not traced."""
@@ -152,8 +154,7 @@ class Program:
 
     def disarm(self) -> None:
         """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
+        torch_private.remove_global_hooks(self._hooks)
         self._hooks = []
         self._quiet.restore()
 

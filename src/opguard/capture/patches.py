@@ -36,7 +36,6 @@ class Patches:
         """Set an attribute until :meth:`restore`."""
         missing = object()
         before = vars(owner).get(name, missing)
-        setattr(owner, name, value)
 
         def undo() -> None:
             if before is missing:
@@ -45,13 +44,14 @@ class Patches:
             else:
                 setattr(owner, name, before)
 
-        self._undo.append(undo)
+        self._undo.append(undo)  # first: what signal handlers raise may come in between
+        setattr(owner, name, value)
 
     def replace_config(self, config: Any, name: str, value: Any) -> None:
         """Set an entry of one of torch's config modules until :meth:`restore`."""
         before = getattr(config, name)
-        setattr(config, name, value)
         self._undo.append(lambda: setattr(config, name, before))
+        setattr(config, name, value)
 
     def later(self, undo: Callable[[], None]) -> None:
         """Also undo this."""

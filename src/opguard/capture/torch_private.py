@@ -299,6 +299,22 @@ step_code = _step_wrapper()
 counts as running until the next one."""
 
 
+def remove_global_hooks(hooks: list[Callable[..., None]]) -> None:
+    """Take these hooks of all modules and optimizers out, also where no handle was kept."""
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    always = getattr(module, "_global_forward_hooks_always_called", {})
+    for owner, name in (
+        (module, "_global_forward_pre_hooks"), (module, "_global_forward_hooks"),
+        (optimizer, "_global_optimizer_pre_hooks"), (optimizer, "_global_optimizer_post_hooks"),
+    ):  # fmt: skip
+        registered = getattr(owner, name, {})
+        for key in [key for key, hook in registered.items() if hook in hooks]:
+            always.pop(key, None)
+            registered.pop(key, None)
+
+
 def any_global_hook() -> Callable[[], bool]:
     """What torch answers, just now, when asked whether there are global module hooks."""
     from torch.nn.modules import module
