@@ -61,10 +61,10 @@ def instructions(events: int, mode: str) -> Counter[tuple[str, str]]:
         environment = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "HOME": str(Path.home())}
         # Else the first of the runs might compile what was imported for the first time.
         once = [sys.executable, script, str(A_TURN), mode]
-        subprocess.run(once, check=True, env=environment)  # noqa: S603
-        subprocess.run(command, check=True, env=environment)  # noqa: S603
+        subprocess.run(once, check=True, env=environment)  # noqa: S603  (the program above)
+        subprocess.run(command, check=True, env=environment)  # noqa: S603  (the same)
         annotate = ["callgrind_annotate", "--threshold=100", "--auto=no", str(out)]
-        listing = subprocess.run(  # noqa: S603
+        listing = subprocess.run(  # noqa: S603  (callgrind's own listing)
             annotate, check=True, capture_output=True, text=True
         ).stdout
     found: Counter[tuple[str, str]] = Counter()

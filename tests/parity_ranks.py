@@ -6,20 +6,18 @@
 from __future__ import annotations
 
 import os
-import random
 import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import opguard
+from parity_runs import MECHANISMS, recording
 
 WORLD = 2
 COMMUNICATION_ONLY = ("collectives", "data_parallel")
@@ -175,11 +173,8 @@ def tensors_over_ranks() -> None:
 
 def captured(folder: Path, run: Callable[[str], Any], mode: Any = "trusted") -> None:
     """``run(mechanism)`` under each, from the same random states."""
-    for mechanism in ("native", "dispatch"):
-        random.seed(0)
-        np.random.seed(0)
-        torch.manual_seed(0)
-        with opguard.capture(folder / mechanism, mechanism=mechanism, mode=mode):
+    for mechanism in MECHANISMS:
+        with recording(folder / mechanism, mechanism, mode=mode):
             run(mechanism)
 
 

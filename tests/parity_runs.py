@@ -8,7 +8,7 @@ import random
 import runpy
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,8 +23,9 @@ from parity import Parity
 MECHANISMS = ("native", "dispatch")
 
 
-def captured(folder: Path, mechanism: Any, run: Callable[[], Any], **options: Any) -> Any:
-    """Events of ``run()``, which starts from the same random states each time."""
+@contextlib.contextmanager
+def recording(folder: Path, mechanism: Any, **options: Any) -> Iterator[None]:
+    """Capture that starts from the same random states each time."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -35,6 +36,12 @@ def captured(folder: Path, mechanism: Any, run: Callable[[], Any], **options: An
     ):
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", OpguardWarning)
+        yield
+
+
+def captured(folder: Path, mechanism: Any, run: Callable[[], Any], **options: Any) -> Any:
+    """Events of ``run()``."""
+    with recording(folder, mechanism, **options):
         run()
     return opguard.load_run(folder).ranks[0]
 
@@ -45,7 +52,7 @@ def both(folder: Path, run: Callable[[], Any], **options: Any) -> Parity:
 
 
 def script(path: Path, *arguments: str) -> Callable[[], None]:
-    """A script of its own, run to its end whatever that is."""
+    """A script of its own, run to its end: case 70 dies of an IndexError."""
 
     def run() -> None:
         with (

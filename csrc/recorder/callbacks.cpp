@@ -31,8 +31,6 @@ c10::ArrayRef<const c10::IValue> end_of(const Values& values, std::size_t count)
 
 using Count = int (*)();
 
-/// What torch asks: some compilers link this module to a C++ library of its own, which counts only
-/// what it threw itself.
 Count find_count() {
   Dl_info torch;
   if (dladdr(reinterpret_cast<void*>(&at::removeCallback), &torch) != 0) {
@@ -45,10 +43,9 @@ Count find_count() {
   return &std::uncaught_exceptions;
 }
 
-int exceptions_in_flight() {
-  static const Count count = find_count();
-  return count();
-}
+/// What torch asks: some compilers link this module to a C++ library of its own, which counts only
+/// what it threw itself.
+const Count exceptions_in_flight = find_count();
 
 /// The program ends by an exception that its thread raises as soon as this call has returned.
 void end_program(Recorder& recorder) {
@@ -103,6 +100,31 @@ void begin_call(Recorder& recorder, ThreadState& thread, Operator& op,
   }
 }
 
+void end_call(Recorder& recorder, Open open, std::unique_ptr<Call>& call,
+              const std::vector<c10::IValue>& outputs, bool raised) {
+  const bool known = call != nullptr && call->op != nullptr;
+  const auto result = end_of(outputs, known ? call->op->returned_writes.size() : 0);
+  switch (open) {
+    case Open::Passing:
+      recorder.passed(call->stack.front().toTensor());
+      return;
+    case Open::MaybeView:
+      recorder.after_maybe_view(call, result, raised);
+      return;
+    case Open::Event:
+      if (raised) {
+        recorder.raised(*call);
+      } else {
+        recorder.after(call, result);
+      }
+      return;
+    case Open::Quiet:
+    case Open::Unseen:
+    case Open::None:
+      return;
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
@@ -148,35 +170,6 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
   }
   return nullptr;
 }
-
-namespace {
-
-void end_call(Recorder& recorder, Open open, std::unique_ptr<Call>& call,
-              const std::vector<c10::IValue>& outputs, bool raised) {
-  const bool known = call != nullptr && call->op != nullptr;
-  const auto result = end_of(outputs, known ? call->op->returned_writes.size() : 0);
-  switch (open) {
-    case Open::Passing:
-      recorder.passed(call->stack.front().toTensor());
-      return;
-    case Open::MaybeView:
-      recorder.after_maybe_view(call, result, raised);
-      return;
-    case Open::Event:
-      if (raised) {
-        recorder.raised(*call);
-      } else {
-        recorder.after(call, result);
-      }
-      return;
-    case Open::Quiet:
-    case Open::Unseen:
-    case Open::None:
-      return;
-  }
-}
-
-}  // namespace
 
 void on_end(const at::RecordFunction& function, at::ObserverContext*) {
   ThreadState& thread = this_thread();

@@ -26,6 +26,18 @@ void before_fork() {
   }
 }
 
+void nobody_listens() {
+  listening.store(nullptr);
+  current.store(0);
+}
+
+/// The child of a fork has one thread and nobody who would take its rows: it would wait for room
+/// for ever. Also called where Python does not hear of the fork.
+void forked() {
+  nobody_listens();
+  inside.store(Inside::here());
+}
+
 }  // namespace
 
 Listener::Listener(std::shared_ptr<Recorder> recorder, PyObject* stop)
@@ -74,19 +86,16 @@ void Listener::stop() {
 
 void Listener::stop_after_fork() {
   if (handle_ != 0) {
-    recorder_->armed.store(false);
-    recorder_->on.store(false);
+    recorder_->disarm();
     inherited.store(std::exchange(handle_, 0));
     forked();
   }
 }
 
 void Listener::disarm() {
-  recorder_->armed.store(false);
-  recorder_->on.store(false);
+  recorder_->disarm();
   at::removeCallback(std::exchange(handle_, 0));
-  listening.store(nullptr);
-  current.store(0);
+  nobody_listens();
 }
 
 bool Listener::enter_graph(std::vector<Slotted> reads, StringId arguments) {

@@ -295,8 +295,9 @@ void Recorder::emit(Call& call, const std::vector<RecordRow>& outputs, std::uint
     }
   }
   const bool full = rows.append(call.event, call.inputs, outputs);
-  events_.store(rows.events());
-  if (rows.events() == 1) {
+  const std::int64_t events = rows.events();
+  events_.store(events, std::memory_order_relaxed);  // `begin` publishes it with its lock
+  if (events == 1) {
     rows.begin();
   }
   if (full) {

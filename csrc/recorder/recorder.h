@@ -75,6 +75,11 @@ class Recorder {
   void close();
   /// Whether calls are captured; nothing happens once the capture has failed or is over.
   void select(bool selected) { on.store(selected && armed.load()); }
+  /// Nothing is captured any more.
+  void disarm() {
+    armed.store(false);
+    on.store(false);
+  }
   /// The capture cannot go on.
   void fail(const std::string& why);
   std::string failure() const;

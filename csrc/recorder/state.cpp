@@ -91,8 +91,7 @@ void Recorder::close() {
 }
 
 void Recorder::fail(const std::string& why) {
-  armed.store(false);
-  on.store(false);
+  disarm();
   const std::lock_guard<std::mutex> guard(failure_mutex_);
   if (failure_.empty()) {
     failure_ = why;

@@ -57,7 +57,10 @@ struct ThreadState {
   }
 };
 
-ThreadState& this_thread();
+inline ThreadState& this_thread() {
+  thread_local ThreadState state;
+  return state;
+}
 
 // A callback counts itself in before it looks for the recorder: once the recorder is taken away
 // and nobody is inside, it may go.
@@ -70,29 +73,29 @@ class Inside {
   Inside() : recorder_(enter()) {}
   ~Inside() {
     inside.fetch_sub(1);
-    --here();
+    --here_;
   }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
   Recorder* recorder() const { return recorder_; }
   /// How many of this thread's there are.
-  static int& here();
+  static int here() { return here_; }
 
  private:
   static Recorder* enter() {
-    ++here();
+    ++here_;
     inside.fetch_add(1);
     return listening.load();
   }
+  inline static thread_local int here_ = 0;
   Recorder* recorder_;
 };
 
-/// Nobody listens in the child of a fork: it has one thread, and nobody who would take its rows, so
-/// that it would wait for room for ever. Also called where Python does not hear of the fork.
-void forked();
-
 /// True where what is open belongs to a capture that is over: the next one began inside that call,
 /// or the program's exception came between `begin_unseen` and `end_unseen`.
-bool is_left_over(const ThreadState& thread);
+inline bool is_left_over(const ThreadState& thread) {
+  const std::uint64_t now = current.load(std::memory_order_relaxed);
+  return now != 0 && now != thread.capture;
+}
 
 }  // namespace opguard

@@ -64,7 +64,7 @@ def child(what: Callable[[], Any]) -> int:
         signal.alarm(TIMEOUT)
         try:
             what()
-        except Exception:
+        except Exception:  # the parent is told by the exit code; SystemExit ends the child
             traceback.print_exc()
             os._exit(1)
         os._exit(7)

@@ -299,7 +299,8 @@ class CaptureSession:
             self._writer.abandon()
 
     def _close_run(self, ending: Ending) -> None:
-        apart(self._open_late)
+        if self._writer is None:
+            apart(self._open_late)
         writer = self._writer
         if writer is None:  # it could not be opened, and that has been said
             return

@@ -61,7 +61,7 @@ def apart(step: Callable[[], None]) -> None:
     try:
         thread.start()
         thread.join()
-    except BaseException:
+    except BaseException:  # a signal handler's, while this thread waits: the step ends first
         with contextlib.suppress(RuntimeError):  # it has not started
             thread.join()
         raise
