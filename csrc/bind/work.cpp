@@ -2,9 +2,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+#ifdef OPGUARD_HAS_C10D
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#define OPGUARD_HAS_C10D 1
 #endif
 
 namespace opguard::bind {

@@ -322,6 +322,9 @@ std::string canonical(const Operator& op, c10::ArrayRef<const IValue> stack) {
   return shown.empty() ? compared : compared + "\t" + shown;
 }
 
+/// Keys of one operator's arguments; a program may pass ever other ones.
+constexpr std::size_t kMostKeyBytes = std::size_t{1} << 20;
+
 StringId arguments_id(Operator& op, c10::ArrayRef<const IValue> stack, Interner& interner) {
   std::string& key = op.arguments_key;
   key.clear();
@@ -338,6 +341,11 @@ StringId arguments_id(Operator& op, c10::ArrayRef<const IValue> stack, Interner&
     return known->second;
   }
   const StringId id = interner.intern(StringKind::Arguments, canonical(op, stack));
+  op.arguments_bytes += key.size();
+  if (op.arguments_bytes > kMostKeyBytes) {
+    op.arguments.clear();
+    op.arguments_bytes = key.size();
+  }
   op.arguments.emplace(key, id);
   return id;
 }

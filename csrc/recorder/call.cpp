@@ -83,8 +83,7 @@ void apply_switches(Call& call, c10::ArrayRef<const c10::IValue> stack) {
                         call.writes.end());
     }
   } else if (op.from_root) {
-    const auto root = stack[static_cast<std::size_t>(op.root_argument)].toInt();
-    if (rank_of_group(stack[static_cast<std::size_t>(op.group_argument)]) == root) {
+    if (call.is_root) {
       call.writes.clear();
     } else {
       call.reads.clear();
@@ -93,6 +92,14 @@ void apply_switches(Call& call, c10::ArrayRef<const c10::IValue> stack) {
 }
 
 }  // namespace
+
+void prepare(Call& call, c10::ArrayRef<const c10::IValue> stack) {
+  const Operator& op = *call.op;
+  if (op.from_root) {
+    const auto root = stack[static_cast<std::size_t>(op.root_argument)].toInt();
+    call.is_root = rank_of_group(stack[static_cast<std::size_t>(op.group_argument)]) == root;
+  }
+}
 
 void sort(Call& call, c10::ArrayRef<const c10::IValue> stack, Reader& reader) {
   const std::vector<Parameter>& parameters = call.op->parameters;

@@ -36,6 +36,7 @@ struct Call {
     std::size_t input;
   };
   std::vector<Unproduced> unproduced;
+  bool is_root = false;  ///< this process is the root of the collective
   /// It reads a tensor without data: an event only if it returns one with data.
   bool dataless = false;
   /// Storages whose addresses stay theirs though their tensors may be freed while the call runs.
@@ -51,6 +52,7 @@ struct Call {
     generator.clear();
     storages.clear();
     unproduced.clear();
+    is_root = false;
     dataless = false;
     kept.clear();
     stack.clear();
@@ -59,7 +61,11 @@ struct Call {
 
 class Reader;
 
-/// Fill `reads` and `writes` from all arguments of the call, as the operator's facts say.
+/// What has to be known of a call before the capture's lock is taken: the rank of a process group
+/// may be asked of Python.
+void prepare(Call& call, c10::ArrayRef<const c10::IValue> stack);
+
+/// Fill `reads` and `writes` from all arguments of a prepared call, as the operator's facts say.
 void sort(Call& call, c10::ArrayRef<const c10::IValue> stack, Reader& reader);
 
 /// Append every tensor in a value or in nested lists of them.

@@ -47,16 +47,6 @@ Count find_count() {
 /// what it threw itself.
 const Count exceptions_in_flight = find_count();
 
-/// The program ends by an exception that its thread raises as soon as this call has returned.
-void end_program(Recorder& recorder) {
-  recorder.stopped.store(true);
-  if (recorder.program.here().has_frames) {
-    const PyGILState_STATE state = PyGILState_Ensure();
-    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), stop_exception.load());
-    PyGILState_Release(state);
-  }
-}
-
 void begin_event(Recorder& recorder, ThreadState& thread, Operator& op,
                  c10::ArrayRef<const c10::IValue> stack) {
   auto call = thread.take_call();
@@ -88,7 +78,7 @@ void begin_call(Recorder& recorder, ThreadState& thread, Operator& op,
     } else {
       thread.open = Open::Quiet;
     }
-  } else if (recorder.mode == Mode::Collectives && !op.collective) {
+  } else if (recorder.only_touches(op) && !(op.may_view && recorder.touches())) {
     if (recorder.touches()) {
       Call call;
       call.op = &op;
@@ -127,15 +117,24 @@ void end_call(Recorder& recorder, Open open, std::unique_ptr<Call>& call,
 
 }  // namespace
 
+bool ends_here(Recorder& recorder) {
+  if (recorder.events() < recorder.limit.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  recorder.stopped.store(true);
+  if (recorder.program.here().has_frames) {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), stop_exception.load());
+    PyGILState_Release(state);
+  }
+  return true;
+}
+
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function) {
   ThreadState& thread = this_thread();
-  if (thread.open != Open::None) {
-    if (!is_left_over(thread)) {
-      ++thread.hidden;
-      return nullptr;
-    }
-    thread.open = Open::None;
-    thread.give_back(std::move(thread.call));
+  if (is_in_a_call(thread)) {
+    ++thread.hidden;
+    return nullptr;
   }
   // Python there is the program's: what it wants done once a collective is over.
   if (thread.of_gloo && PyGILState_GetThisThreadState() == nullptr) {
@@ -152,11 +151,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
       return nullptr;
     }
     const auto stack = end_of(function.inputs(), op->parameters.size());
-    if (is_transparent(*op, stack)) {
-      return nullptr;
-    }
-    if (recorder->events() >= recorder->limit.load(std::memory_order_relaxed)) {
-      end_program(*recorder);
+    if (is_transparent(*op, stack) || ends_here(*recorder)) {
       return nullptr;
     }
     begin_call(*recorder, thread, *op, stack);

@@ -26,57 +26,77 @@ bool meet(const Keys& a, const Keys& b) {
   return std::find_first_of(a.begin(), a.end(), b.begin(), b.end()) != a.end();
 }
 
+/// The lock is not held while this lives, whatever is thrown.
+class Released {
+ public:
+  explicit Released(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  ~Released() { lock_.lock(); }
+  Released(const Released&) = delete;
+  Released& operator=(const Released&) = delete;
+
+ private:
+  std::unique_lock<std::mutex>& lock_;
+};
+
 }  // namespace
 
-void Collectives::poll(std::unique_lock<std::mutex>& lock) {
+std::vector<WorkPtr> Collectives::unfinished() const {
   std::vector<WorkPtr> works;
   for (const PendingCollective& pending : pending_) {
     if (pending.work && !pending.done) {
       works.push_back(pending.work);
     }
   }
-  lock.unlock();
+  return works;
+}
+
+void Collectives::poll(std::unique_lock<std::mutex>& lock) {
   std::vector<const void*> done;
-  for (const WorkPtr& work : works) {
-    if (work_is_done(work)) {
-      done.push_back(work.get());
+  {
+    std::vector<WorkPtr> works = unfinished();
+    const Released released(lock);
+    for (WorkPtr& work : works) {
+      if (work_is_done(work)) {
+        done.push_back(work.get());
+      }
+      work.reset();  // the last reference may be a Python object's
     }
   }
-  works.clear();  // the last reference may be a Python object's
-  lock.lock();
   for (PendingCollective& pending : pending_) {
     pending.done |= std::find(done.begin(), done.end(), pending.work.get()) != done.end();
   }
 }
 
-bool Collectives::called(std::unique_ptr<Call>& call, Results result) {
+void Collectives::called(std::unique_ptr<Call>& call, Results result) {
   if (call->op->waits) {
     const Keys keys(call->storages.begin(), call->storages.end());
     finish_where([&keys](const PendingCollective& p) { return meet(keys, p.writes); }, true);
-    return false;
+    return;
   }
   PendingCollective pending;
   pending.work = result.empty() ? WorkPtr() : work_of(result.back());
-  pending.reads = storages_of(call->reads);
-  pending.writes = storages_of(call->writes);
   if (!pending.work) {
     for (const c10::IValue& value : result) {
       tensors_in(value, pending.returned);
     }
-    if (pending.returned.empty() && call->writes.empty()) {
-      return true;  // send, barrier: nothing arrives
-    }
-    for (const at::Tensor& tensor : pending.returned) {
-      if (traits(tensor).plain) {
-        pending.writes.push_back(storage_key(tensor));
-      }
-    }
     pending.result.assign(result.begin(), result.end());
+  }
+  if (pending.returned.empty() && call->writes.empty()) {  // send, barrier: nothing arrives
+    pending.call = std::move(call);
+    finish_(pending, true);
+    finished_.push_back(std::move(pending));
+    return;
+  }
+  pending.reads = storages_of(call->reads);
+  pending.writes = storages_of(call->writes);
+  for (const at::Tensor& tensor : pending.returned) {
+    if (traits(tensor).plain) {
+      pending.writes.push_back(storage_key(tensor));
+    }
   }
   pending.call = std::move(call);
   pending_.push_back(std::move(pending));
   count_.store(pending_.size(), std::memory_order_relaxed);
-  return false;
 }
 
 void Collectives::touch(const Call& call) {

@@ -36,8 +36,8 @@ class Collectives {
   /// meanwhile.
   void poll(std::unique_lock<std::mutex>& lock);
 
-  /// A collective returned. True: its event is to be written now, as nothing is to arrive.
-  bool called(std::unique_ptr<Call>& call, Results result);
+  /// A collective returned. Its event is written now if nothing is to arrive.
+  void called(std::unique_ptr<Call>& call, Results result);
   /// A call touches what is being written, or writes what is being read.
   void touch(const Call& call);
   void waiting(const WorkPtr& work);
@@ -49,6 +49,7 @@ class Collectives {
   std::vector<PendingCollective> take_finished();
 
  private:
+  std::vector<WorkPtr> unfinished() const;
   template <typename Wanted>
   void finish_where(Wanted wanted, bool ready);
 

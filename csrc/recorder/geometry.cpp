@@ -122,15 +122,23 @@ const Geometry& Geometries::add(const Wanted& wanted, bool contiguous) {
     strides.append(std::to_string(made.start));
   }
   made.strides_id = interner_.intern(StringKind::Strides, strides);
-  const auto next_key = static_cast<std::uint32_t>(value_keys_.size());
-  made.value_key = value_keys_.emplace(value_text(made), next_key).first->second;
-  made.number = static_cast<std::uint32_t>(all_.size());
+  const auto [key, is_new] = value_keys_.emplace(value_text(made), next_key_);
+  next_key_ += is_new ? 1 : 0;
+  made.value_key = key->second;
+  made.number = next_number_++;
   all_.push_back(std::move(made));
   if (all_.size() * 2 > slots_.size()) {
     grow();
   }
   insert({wanted.mixed, &all_.back()});
   return all_.back();
+}
+
+void Geometries::forget() {
+  all_.clear();
+  slots_.assign(kFirstSlots, {});
+  value_keys_.clear();
+  relative_.clear();
 }
 
 void Geometries::grow() {

@@ -40,14 +40,19 @@ struct Geometry {
 };
 
 constexpr std::size_t kFirstSlots = 1024;
+/// Geometries after which those met so far are forgotten: a program may read ever other views.
+constexpr std::size_t kMostGeometries = 1 << 16;
 
-/// The geometries met so far. They are never moved or freed before this object is.
+/// The geometries met so far. They are not moved or freed before `forget`.
 class Geometries {
  public:
   explicit Geometries(Interner& interner) : interner_(interner), slots_(kFirstSlots) {}
 
   /// The geometry of a strided tensor with those conj and neg bits.
   const Geometry& of(const at::Tensor& tensor, Bits bits);
+  bool crowded() const { return all_.size() >= kMostGeometries; }
+  /// Those handed out are freed. Later ones get numbers and value keys of their own.
+  void forget();
   /// Strides id of a view that is known through `base`: with its place in it.
   StringId relative(const Geometry& view, const Geometry& base);
 
@@ -68,6 +73,8 @@ class Geometries {
   std::vector<Slot> slots_;
   std::unordered_map<std::string, std::uint32_t> value_keys_;
   std::unordered_map<std::uint64_t, StringId> relative_;  // by (view, base) number
+  std::uint32_t next_key_ = 0;
+  std::uint32_t next_number_ = 0;
 };
 
 /// Position of a dtype in `DTYPES` of `opguard.model`, or that of `unknown`.

@@ -52,12 +52,22 @@ Listener::~Listener() {
 
 void Listener::start() {
   Recorder* nobody = nullptr;
+  static const int watched = pthread_atfork(&before_fork, nullptr, &forked);
+  OPGUARD_CHECK(watched == 0, "forks cannot be watched");
   OPGUARD_CHECK(listening.compare_exchange_strong(nobody, recorder_.get()),
                 "another capture listens already");
   current.store(recorder_->program.number());
   stop_exception.store(stop_);
-  static const int watched = pthread_atfork(&before_fork, nullptr, &forked);
-  OPGUARD_CHECK(watched == 0, "forks cannot be watched");
+  try {
+    add_callback();
+  } catch (...) {
+    recorder_->disarm();
+    nobody_listens();
+    throw;
+  }
+}
+
+void Listener::add_callback() {
   recorder_->program.has_frames();
   if (const at::CallbackHandle left = inherited.exchange(0); left != 0) {
     at::removeCallback(left);
@@ -100,12 +110,15 @@ void Listener::disarm() {
 
 bool Listener::enter_graph(std::vector<Slotted> reads, StringId arguments) {
   ThreadState& thread = this_thread();
-  if (handle_ == 0 || !recorder_->on.load() || thread.open != Open::None) {
+  if (handle_ == 0 || !recorder_->on.load() || is_in_a_call(thread) || ends_here(*recorder_)) {
     return false;
   }
   auto call = thread.take_call();
+  Open open = Open::Event;
   try {
-    recorder_->before_graph(*call, std::move(reads), arguments);
+    if (!recorder_->before_graph(*call, std::move(reads), arguments)) {
+      open = Open::Quiet;
+    }
   } catch (const std::exception& error) {
     recorder_->fail(reason(error));
     return false;
@@ -113,15 +126,15 @@ bool Listener::enter_graph(std::vector<Slotted> reads, StringId arguments) {
   thread.capture = recorder_->program.number();
   thread.hidden = 0;
   thread.call = std::move(call);
-  thread.open = Open::Event;
+  thread.open = open;
   return true;
 }
 
 void Listener::leave_graph(Results result, bool raised) {
   ThreadState& thread = this_thread();
   auto call = std::move(thread.call);
-  thread.open = Open::None;
-  if (recorder_->armed.load()) {
+  const Open open = std::exchange(thread.open, Open::None);
+  if (open == Open::Event && recorder_->armed.load()) {
     try {
       if (raised) {
         recorder_->raised(*call);
@@ -137,7 +150,7 @@ void Listener::leave_graph(Results result, bool raised) {
 
 void Listener::begin_unseen() {
   ThreadState& thread = this_thread();
-  if (thread.open != Open::None && !is_left_over(thread)) {
+  if (is_in_a_call(thread)) {
     ++thread.hidden;
     return;
   }

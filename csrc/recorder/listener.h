@@ -37,6 +37,7 @@ class Listener {
   static void end_unseen();
 
  private:
+  void add_callback();
   void disarm();
   std::shared_ptr<Recorder> recorder_;
   PyObject* stop_;

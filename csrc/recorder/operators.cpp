@@ -74,8 +74,10 @@ Parameter parameter(const c10::Argument& argument, const Undeclared& writes, boo
 }
 
 Kind kind(const c10::OperatorHandle& handle, const Names& names, const Tables& tables) {
-  if (tables.not_events.count(names.schema) != 0 || names.space == "profiler" ||
-      names.base.rfind("sym_", 0) == 0 || handle.hasTag(at::Tag::inplace_view)) {
+  const bool symbolic = (names.space == "aten" || names.space == "prim") &&
+                        names.base.rfind("sym_", 0) == 0;
+  if (tables.not_events.count(names.schema) != 0 || names.space == "profiler" || symbolic ||
+      handle.hasTag(at::Tag::inplace_view)) {
     return Kind::Pass;
   }
   const bool own = handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||

@@ -81,7 +81,8 @@ struct Operator {
   std::unique_ptr<const c10::FunctionSchema> schema;
   /// Canonical arguments already seen: raw values, see arguments.h, to string id.
   std::unordered_map<std::string, StringId> arguments;
-  std::string arguments_key;  ///< room in which the key of a call is made
+  std::size_t arguments_bytes = 0;  ///< of the keys in it
+  std::string arguments_key;        ///< room in which the key of a call is made
 };
 
 /// Facts about an overload that the dispatcher has. Slots and name are interned.

@@ -22,14 +22,19 @@ void Recorder::finish(Call& call, Results result, bool ready) {
     write_tensor(call, outputs, write.slot, write.tensor, written, ready);
   }
   write_result(call, outputs, result, ready);
-  if (call.op->parameters.empty()) {  // a compiled graph may write its inputs silently
-    for (const c10::StorageImpl* storage : call.storages) {
-      if (Storage* known = reader_.values.find(storage)) {
-        known->reread();
-      }
+  reread_inputs(call);
+  emit(call, outputs, 0);
+}
+
+void Recorder::reread_inputs(const Call& call) {
+  if (call.op != compiled_graph) {
+    return;
+  }
+  for (const c10::StorageImpl* storage : call.storages) {
+    if (Storage* known = reader_.values.find(storage)) {
+      known->reread();
     }
   }
-  emit(call, outputs, 0);
 }
 
 void Recorder::write_result(Call& call, std::vector<RecordRow>& outputs,

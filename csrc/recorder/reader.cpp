@@ -62,6 +62,13 @@ Reader::Reader(Interner& interner, Mode mode)
 
 // Inputs
 
+void Reader::tidy() {
+  if (geometries_.crowded()) {
+    values.reread_all();
+    geometries_.forget();
+  }
+}
+
 void Reader::input(Call& call, StringId slot, const at::Tensor& tensor) {
   const Traits kind = traits(tensor);
   if (kind.plain) {
@@ -80,6 +87,8 @@ void Reader::input(Call& call, StringId slot, const at::Tensor& tensor) {
   }
   for (const Part& part : parts) {
     plain_input(call, sub_slot(slot, part.suffix), part.tensor, traits(part.tensor).bits);
+    // A part may be made here and freed at once: nothing else may have its address meanwhile.
+    call.kept.push_back(part.tensor.storage().getWeakStorageImpl());
   }
 }
 

@@ -50,6 +50,9 @@ class Reader {
  public:
   Reader(Interner& interner, Mode mode);
 
+  /// Between two calls: forgets geometries, and with them what is known by them, where there are
+  /// too many.
+  void tidy();
   /// Append the records of a tensor that is about to be read.
   void input(Call& call, StringId slot, const at::Tensor& tensor);
   /// Append the record of a random generator's state that is about to be used.

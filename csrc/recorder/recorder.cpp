@@ -12,6 +12,30 @@ namespace opguard {
 
 namespace {
 
+/// A plain tensor of the storage, or a list of such.
+bool views(const c10::IValue& value, const c10::StorageImpl* storage) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() && traits(tensor).plain && storage_key(tensor) == storage;
+  }
+  if (!value.isTensorList() || value.toListRef().empty()) {
+    return false;
+  }
+  const auto items = value.toListRef();
+  return std::all_of(items.begin(), items.end(),
+                     [storage](const c10::IValue& item) { return views(item, storage); });
+}
+
+/// A declared view that is one: of its first argument, or several of it. Nothing is read: a view of
+/// what a collective has in flight does not touch it.
+bool is_plain_view(const Call& call, Results result) {
+  if (result.size() != 1 || call.stack.empty() || !call.stack[0].isTensor()) {
+    return false;
+  }
+  const at::Tensor& source = call.stack[0].toTensor();
+  return source.defined() && traits(source).plain && views(result[0], storage_key(source));
+}
+
 bool has_data(Results result) {
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : result) {
@@ -71,6 +95,7 @@ bool Recorder::before(Call& call, c10::ArrayRef<const c10::IValue> stack) {
   if (call.op->random) {
     read_generator(call, stack);
   }
+  prepare(call, stack);
   Locked locked(*this);
   locked.poll_collectives();
   sort(call, stack, reader_);
@@ -86,6 +111,7 @@ bool Recorder::before(Call& call, c10::ArrayRef<const c10::IValue> stack) {
 }
 
 void Recorder::read_inputs(Call& call) {
+  reader_.tidy();
   for (const Slotted& read : call.reads) {
     reader_.input(call, read.slot, read.tensor);
   }
@@ -138,9 +164,7 @@ void Recorder::after(std::unique_ptr<Call>& call, Results result) {
   }
   Locked locked(*this);
   if (call->op->collective) {
-    if (collectives_.called(call, result)) {
-      finish(*call, result, true);
-    }
+    collectives_.called(call, result);
   } else if (!call->writes.empty() || !is_view(*call, result)) {
     finish(*call, result, true);
   }
@@ -148,13 +172,7 @@ void Recorder::after(std::unique_ptr<Call>& call, Results result) {
 
 void Recorder::after_maybe_view(std::unique_ptr<Call>& call,
                                 Results result, bool raised) {
-  const bool plain = !raised && !collectives_.any() && result.size() == 1 &&
-                     result[0].isTensor() && !call->stack.empty() && call->stack[0].isTensor() &&
-                     result[0].toTensor().defined() && call->stack[0].toTensor().defined() &&
-                     traits(result[0].toTensor()).plain &&
-                     traits(call->stack[0].toTensor()).plain &&
-                     storage_key(result[0].toTensor()) == storage_key(call->stack[0].toTensor());
-  if (plain) {
+  if (!raised && is_plain_view(*call, result)) {
     ThreadPlace& here = program.here();
     if (Program::made_nodes(here)) {
       program.note_nodes(here, program.locate(here));
@@ -163,6 +181,10 @@ void Recorder::after_maybe_view(std::unique_ptr<Call>& call,
   }
   // It wrote nothing, so that its inputs may still be read.
   const c10::ArrayRef<const c10::IValue> stack(call->stack.data(), call->stack.size());
+  if (only_touches(*call->op)) {
+    touch(*call, stack);
+    return;
+  }
   if (!before(*call, stack)) {
     return;
   }
@@ -178,12 +200,14 @@ void Recorder::raised(Call& call) {
   for (const Slotted& write : call.writes) {
     reader_.forget(write.tensor, true);
   }
+  reread_inputs(call);
   if (!call.dataless) {
     emit(call, {}, kRaised);
   }
 }
 
 void Recorder::touch(Call& call, c10::ArrayRef<const c10::IValue> stack) {
+  prepare(call, stack);
   Locked locked(*this);
   locked.poll_collectives();
   sort(call, stack, reader_);
@@ -202,18 +226,21 @@ void Recorder::passed(const at::Tensor& tensor) {
   reader_.explain(tensor);
 }
 
-void Recorder::before_graph(Call& call, std::vector<Slotted> reads, StringId arguments) {
+bool Recorder::before_graph(Call& call, std::vector<Slotted> reads, StringId arguments) {
   call.op = compiled_graph;
   begin(call);
   call.event.arguments = arguments;
   call.reads = std::move(reads);
+  const bool makes_event = !only_touches(*call.op);
   {
     Locked locked(*this);
     locked.poll_collectives();
     if (collectives_.any()) {
       collectives_.touch(call);
     }
-    read_inputs(call);
+    if (makes_event) {
+      read_inputs(call);
+    }
   }
   for (const Slotted& read : call.reads) {
     if (traits(read.tensor).plain) {
@@ -221,6 +248,7 @@ void Recorder::before_graph(Call& call, std::vector<Slotted> reads, StringId arg
     }
   }
   call.reads.clear();  // the graph frees its inputs where it has no more use for them
+  return makes_event;
 }
 
 void Recorder::after_graph(Call& call, Results result) {

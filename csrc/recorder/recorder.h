@@ -44,6 +44,10 @@ class Recorder {
                         bool raised);
   /// The operator raised: the event has inputs only, and what it may have written is new.
   void raised(Call& call);
+  /// A call that leaves no event of its own: it may touch what a collective has in flight.
+  bool only_touches(const Operator& op) const {
+    return mode == Mode::Collectives && !op.collective;
+  }
   /// There are collectives in flight.
   bool touches() const { return collectives_.any(); }
   /// A call that is not captured may still touch what a collective has in flight.
@@ -53,8 +57,8 @@ class Recorder {
   /// A call that makes no event changed a tensor's metadata.
   void passed(const at::Tensor& tensor);
   /// A compiled graph is about to run, with these values by position; the tensors of `result` are
-  /// what it returned, in order.
-  void before_graph(Call& call, std::vector<Slotted> reads, StringId arguments);
+  /// what it returned, in order. False: the call makes no event.
+  bool before_graph(Call& call, std::vector<Slotted> reads, StringId arguments);
   void after_graph(Call& call, Results result);
 
   // From Python, with the GIL.
@@ -105,6 +109,8 @@ class Recorder {
   bool is_view(const Call& call, Results result);
   bool aliases(const Call& call, const at::Tensor& tensor);
   void finish(Call& call, Results result, bool ready);
+  /// A compiled graph may write its inputs silently.
+  void reread_inputs(const Call& call);
   void write_result(Call& call, std::vector<RecordRow>& outputs,
                     Results result, bool ready);
   void write_value(Call& call, std::vector<RecordRow>& outputs, StringId slot,

@@ -100,6 +100,8 @@ std::unique_ptr<Block> Rows::take(double seconds) {
   }
   auto block = std::move(queue_.front());
   queue_.pop_front();
+  ++taken_;
+  stuck_ = false;
   emptied_.notify_all();
   return block;
 }
@@ -114,7 +116,15 @@ bool Rows::crowded() const {
 
 void Rows::wait_for_room() {
   std::unique_lock<std::mutex> guard(mutex_);
-  emptied_.wait(guard, [this] { return queue_.size() <= kMostBlocks || closed_; });
+  std::uint64_t taken = taken_;
+  while (queue_.size() > kMostBlocks && !closed_) {
+    const auto patience = stuck_ ? kLittlePatience : kPatience;
+    if (emptied_.wait_for(guard, patience) == std::cv_status::timeout && taken == taken_) {
+      stuck_ = true;
+      return;
+    }
+    taken = taken_;
+  }
 }
 
 void Rows::close() {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -23,6 +24,8 @@ constexpr std::size_t kEventsABlock = 4096;
 constexpr std::size_t kRecordsABlock = 1 << 16;
 /// Full blocks that may wait for the writer before recording waits: bounds memory.
 constexpr std::size_t kMostBlocks = 4;
+/// How long recording waits while the writer takes nothing, at first and from then on.
+constexpr std::chrono::milliseconds kPatience{10000}, kLittlePatience{100};
 
 /// Bits of the event column `flags`: `EventFlag`.
 constexpr std::uint8_t kRaised = 1;
@@ -118,7 +121,9 @@ class Rows {
   /// Oldest block of the queue; null after `seconds` without one, at the first event of all, and
   /// at once after `close`.
   std::unique_ptr<Block> take(double seconds);
-  /// Wait until the queue has room again. Never under the capture's lock, nor with the GIL.
+  /// Wait until the queue has room again, or for as long as patience lasts: this thread may hold a
+  /// lock of the program that a finalizer on the writer's thread asks for. Never under the
+  /// capture's lock, nor with the GIL.
   void wait_for_room();
   /// True where this thread has to wait for room.
   bool crowded() const;
@@ -137,6 +142,8 @@ class Rows {
   mutable std::mutex mutex_;
   std::condition_variable filled_, emptied_;
   std::deque<std::unique_ptr<Block>> queue_;
+  std::uint64_t taken_ = 0;  // blocks
+  bool stuck_ = false;       // no block was taken since patience was lost
   bool begun_ = false;  // the first event was added, and `take` has not returned since
   bool closed_ = false;
 };

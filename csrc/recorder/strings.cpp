@@ -67,6 +67,13 @@ std::uint32_t next_point(std::string_view text, std::size_t& at) {
 
 }  // namespace
 
+void Interner::Table::forget() {
+  first += static_cast<StringId>(texts.size());
+  ids.clear();
+  texts.clear();
+  bytes = 0;
+}
+
 StringId Interner::intern(StringKind kind, std::string_view value) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Table& table = tables_[static_cast<std::size_t>(kind)];
@@ -74,7 +81,13 @@ StringId Interner::intern(StringKind kind, std::string_view value) {
   if (found != table.ids.end()) {
     return found->second;
   }
-  const auto id = static_cast<StringId>(table.texts.size());
+  const bool is_open = kind == StringKind::Arguments || kind == StringKind::Shape ||
+                       kind == StringKind::Strides;
+  table.bytes += value.size();
+  if (is_open && table.bytes > kMostStringBytes) {
+    table.forget();
+  }
+  const auto id = table.first + static_cast<StringId>(table.texts.size());
   table.texts.emplace_back(value);
   table.ids.emplace(table.texts.back(), id);
   new_.push_back({kind, id, table.texts.back()});
@@ -83,7 +96,8 @@ StringId Interner::intern(StringKind kind, std::string_view value) {
 
 std::string Interner::text(StringKind kind, StringId id) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return tables_[static_cast<std::size_t>(kind)].texts.at(id);
+  const Table& table = tables_[static_cast<std::size_t>(kind)];
+  return table.texts.at(std::size_t{id} - table.first);
 }
 
 std::vector<Interner::NewString> Interner::drain() {

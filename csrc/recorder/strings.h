@@ -27,6 +27,11 @@ using StringId = std::uint32_t;
 /// `NONE_ID` of `opguard.model`.
 constexpr StringId kNoString = 0xFFFFFFFFu;
 
+/// Bytes of a kind after which those met so far are forgotten, for kinds that a program may make
+/// ever more of (a learning rate that changes each step, views at ever other places): one that
+/// comes again is stored again, under another id.
+constexpr std::size_t kMostStringBytes = std::size_t{16} << 20;
+
 /// Hands out ids; what is new since the last `drain` goes to the store with a chunk. Its lock is a
 /// leaf: nothing is called under it. Values are UTF-8; unpaired surrogates, which file names in
 /// Python may hold, are code points like others (`surrogatepass`).
@@ -40,7 +45,8 @@ class Interner {
 
   /// Id of `value`, new or not.
   StringId intern(StringKind kind, std::string_view value);
-  /// The string behind an id. Throws `std::out_of_range` for an id that was not handed out.
+  /// The string behind an id. Throws `std::out_of_range` for an id that was not handed out, or is
+  /// forgotten.
   std::string text(StringKind kind, StringId id) const;
   /// What was added since the last call, in order of first use.
   std::vector<NewString> drain();
@@ -49,6 +55,9 @@ class Interner {
   struct Table {
     std::unordered_map<std::string_view, StringId> ids;  // views into texts
     std::deque<std::string> texts;
+    StringId first = 0;  ///< id of `texts[0]`
+    std::size_t bytes = 0;
+    void forget();
   };
   mutable std::mutex mutex_;
   std::array<Table, kStringKinds> tables_;

@@ -57,9 +57,12 @@ struct ThreadState {
   }
 };
 
+extern thread_local ThreadState* of_this_thread;  ///< null at its first call
+ThreadState& begin_thread();
+
+/// It lives as long as operators may be called on the thread, by whatever ends with it.
 inline ThreadState& this_thread() {
-  thread_local ThreadState state;
-  return state;
+  return of_this_thread != nullptr ? *of_this_thread : begin_thread();
 }
 
 // A callback counts itself in before it looks for the recorder: once the recorder is taken away
@@ -91,11 +94,20 @@ class Inside {
   Recorder* recorder_;
 };
 
-/// True where what is open belongs to a capture that is over: the next one began inside that call,
-/// or the program's exception came between `begin_unseen` and `end_unseen`.
-inline bool is_left_over(const ThreadState& thread) {
+/// True inside a call that is open in this capture. What an earlier one left is let go of: this
+/// capture began inside that call, or the program's exception came between `begin_unseen` and
+/// `end_unseen`.
+inline bool is_in_a_call(ThreadState& thread) {
+  if (thread.open == Open::None) {
+    return false;
+  }
   const std::uint64_t now = current.load(std::memory_order_relaxed);
-  return now != 0 && now != thread.capture;
+  if (now == 0 || now == thread.capture) {
+    return true;
+  }
+  thread.open = Open::None;
+  thread.give_back(std::move(thread.call));
+  return false;
 }
 
 }  // namespace opguard

@@ -1,9 +1,8 @@
 #include "recorder/torch_c10d.h"
 
-#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+#ifdef OPGUARD_HAS_C10D
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#define OPGUARD_HAS_C10D 1
 #endif
 
 namespace opguard {

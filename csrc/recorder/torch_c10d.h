@@ -6,6 +6,10 @@
 
 #include "recorder/torch_headers.h"
 
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+#define OPGUARD_HAS_C10D 1
+#endif
+
 namespace opguard {
 
 /// A `torch.distributed.Work`, by its base class.

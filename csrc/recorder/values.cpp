@@ -59,6 +59,12 @@ void Storage::learn(const Geometry& geometry, const fingerprint::Digest& digest)
   }
 }
 
+const Known* Storage::covering(const Geometry& geometry) const {
+  const bool cut = writers_.size() >= kMostProducers &&
+                   producers(geometry).size() == kMostProducers;
+  return merged_ || cut ? nullptr : known_.covering(geometry);
+}
+
 Producers Storage::producers(const Geometry& geometry) const {
   Producers found;
   Record lowest = std::numeric_limits<Record>::max();
@@ -73,6 +79,9 @@ Producers Storage::producers(const Geometry& geometry) const {
       continue;
     }
     found.push_back(write->record);
+    if (found.size() == kMostProducers) {
+      break;
+    }
   }
   return found;
 }
@@ -84,18 +93,15 @@ Producers Storage::wrote(const Geometry& geometry, Record record, bool partial) 
     return {};
   }
   Producers before = producers(geometry);
-  if (geometry.dense && !partial) {
-    if (!before.empty()) {
-      uncover(start, end);
-    }
-  } else if (writers_.size() > kMostWriters) {
-    writers_.erase(std::remove_if(writers_.begin(), writers_.end(),
-                                  [&](const Write& write) {
-                                    return write.start == start && write.end == end;
-                                  }),
-                   writers_.end());
+  const bool scattered = !geometry.dense || partial;
+  if (!scattered && !before.empty()) {
+    uncover(start, end);
   }
-  writers_.push_back({start, end, record});
+  writers_.push_back({start, end, record, scattered});
+  scattered_ += scattered ? 1 : 0;
+  if (scattered_ > kMostScattered) {
+    merge_scattered();
+  }
   known_.drop(start, end);
   if (void_.has_value() && !partial) {
     const bool whole = geometry.dense && geometry.nbytes == void_->nbytes();
@@ -114,13 +120,40 @@ void Storage::uncover(std::int64_t start, std::int64_t end) {
       continue;
     }
     if (end < write.end) {
-      left.push_back({end, write.end, write.record});
+      left.push_back({end, write.end, write.record, write.scattered});
     }
     if (write.start < start) {
-      left.push_back({write.start, start, write.record});
+      left.push_back({write.start, start, write.record, write.scattered});
     }
   }
   writers_ = std::move(left);
+  count_scattered();
+}
+
+void Storage::count_scattered() {
+  scattered_ = static_cast<std::size_t>(std::count_if(
+      writers_.begin(), writers_.end(), [](const Write& write) { return write.scattered; }));
+  merged_ = merged_ && scattered_ != 0;
+}
+
+void Storage::merge_scattered() {
+  std::size_t left = scattered_ / 2;
+  Write merged{std::numeric_limits<std::int64_t>::max(), 0, kNoRecord, true};
+  c10::SmallVector<Write, 1> kept;
+  for (const Write& write : writers_) {
+    if (!write.scattered || left == 0) {
+      kept.push_back(write);
+      continue;
+    }
+    merged = {std::min(merged.start, write.start), std::max(merged.end, write.end), write.record,
+              true};
+    if (--left == 0) {
+      kept.push_back(merged);
+    }
+  }
+  writers_ = std::move(kept);
+  count_scattered();
+  merged_ = true;
 }
 
 void Storage::leave_void(const Geometry& geometry, const Unset& unset) {
@@ -154,6 +187,8 @@ void Storage::make_external() {
 void Storage::forget(bool keep_void) {
   known_.clear();
   writers_.clear();
+  scattered_ = 0;
+  merged_ = false;
   first_reader = kNoRecord;
   if (!keep_void) {
     void_.reset();
@@ -166,10 +201,12 @@ void Storage::resized(std::int64_t nbytes) {
     c10::SmallVector<Write, 1> left;
     for (const Write& write : writers_) {
       if (write.start < nbytes) {
-        left.push_back({write.start, std::min(write.end, nbytes), write.record});
+        left.push_back(
+            {write.start, std::min(write.end, nbytes), write.record, write.scattered});
       }
     }
     writers_ = std::move(left);
+    count_scattered();
   }
   if (void_.has_value()) {
     void_->resize(nbytes);
@@ -276,6 +313,12 @@ void Values::resized(const c10::Storage& storage) {
   const auto nbytes = static_cast<std::int64_t>(storage.nbytes());
   if (entry != nullptr && nbytes != entry->nbytes_) {
     entry->resized(nbytes);
+  }
+}
+
+void Values::reread_all() {
+  for (auto& [_, storage] : storages_) {
+    storage.reread();
   }
 }
 

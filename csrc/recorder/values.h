@@ -29,13 +29,18 @@ using Producers = c10::SmallVector<Record, 4>;
 /// it: with 8,192 of them a chain of 4 MiB temporaries took up 3.6 MiB more with each call.
 constexpr std::size_t kSweepEvery = 64;
 constexpr std::size_t kSweepPart = 8;
-constexpr std::size_t kMostWriters = 1024;   ///< past this many, strided writes of a span replace
+/// Writes of a storage that may stand beside each other in one span. A ring buffer or a cache, of
+/// which each strided write leaves the former ones in place, has ever more: of these the older half
+/// then counts as one, by the newest of them.
+constexpr std::size_t kMostScattered = 1024;
+constexpr std::size_t kMostProducers = 1024;  ///< listed of one tensor: the newest
 constexpr std::size_t kMostHolders = 8;      ///< tensors remembered for a storage
 
 struct Write {
   std::int64_t start;
   std::int64_t end;
   Record record;
+  bool scattered;  ///< strided or partial: bytes of the span may be older
 };
 
 /// What capture knows of one storage.
@@ -48,8 +53,9 @@ class Storage {
   bool is_void(const Geometry& geometry) const;
   /// The fingerprint of exactly this value; null if it is not known.
   const Known* known(const Geometry& geometry) const { return known_.find(geometry); }
-  /// A known dense value that holds every byte of the view; the one learnt first. Null: none.
-  const Known* covering(const Geometry& geometry) const { return known_.covering(geometry); }
+  /// A known dense value that holds every byte of the view; the one learnt first. Null: none, or
+  /// `producers`, by which the view is to be judged, do not list all of them.
+  const Known* covering(const Geometry& geometry) const;
   /// The value has this fingerprint from now on. Nothing happens where others may write.
   void learn(const Geometry& geometry, const fingerprint::Digest& digest);
   /// Forget all fingerprints: the bytes are read again, the writers stay.
@@ -91,6 +97,8 @@ class Storage {
   void moved(const at::Tensor& tensor, std::int64_t version);
   void hold(const void* holder);
   void uncover(std::int64_t start, std::int64_t end);
+  void count_scattered();
+  void merge_scattered();
 
   c10::weak_intrusive_ptr<c10::StorageImpl> weak_;
   std::int64_t nbytes_;
@@ -101,6 +109,8 @@ class Storage {
   // first: their counters are covered by `version_`.
   c10::SmallVector<const void*, 2> holders_;
   c10::SmallVector<Write, 1> writers_;  // newest last
+  std::size_t scattered_ = 0;           // of them
+  bool merged_ = false;
   KnownValues known_;
   std::optional<VoidMap> void_;
   bool external_ = false;
@@ -124,6 +134,8 @@ class Values {
   void rebuilt(const at::Tensor& tensor, const c10::Storage& storage);
   /// `storage.resize_` was called outside of operators.
   void resized(const c10::Storage& storage);
+  /// No fingerprint is known any more; the writers stay.
+  void reread_all();
   /// After a stretch that was not captured, or an opaque region: nothing is known.
   void forget_all();
   /// Entries that are no longer needed, to be destroyed where the capture's lock is not held. They

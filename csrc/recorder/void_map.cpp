@@ -1,7 +1,6 @@
 #include "recorder/void_map.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "common/check.h"
 
@@ -99,26 +98,108 @@ c10::DimVector broadcast_strides(c10::IntArrayRef mask, c10::IntArrayRef shape) 
 
 }  // namespace
 
-VoidMap::VoidMap(std::int64_t nbytes, std::int64_t first)
-    : nbytes_(nbytes), whole_(first == 0), clean_(first) {
+// One page
+
+namespace {
+
+/// Bits `first` to `last` of a word, of which there is at least one.
+std::uint64_t bits_between(std::int64_t first, std::int64_t last) {
+  return (~std::uint64_t{0} >> (64 - (last - first))) << first;
+}
+
+/// Calls `visit(word, mask)` for the bits from `first` to `last`. Ends and returns true as soon as
+/// a call does.
+template <class Visit>
+bool any_word(std::int64_t first, std::int64_t last, Visit visit) {
+  while (first < last) {
+    const std::int64_t word = first / 64;
+    const std::int64_t end = std::min(last, (word + 1) * 64);
+    if (visit(static_cast<std::size_t>(word), bits_between(first - word * 64, end - word * 64))) {
+      return true;
+    }
+    first = end;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool VoidMap::Page::any(std::int64_t first, std::int64_t last) const {
+  if (bits == nullptr) {
+    return void_bytes != 0;
+  }
+  return any_word(first, last, [this](std::size_t word, std::uint64_t mask) {
+    return ((*bits)[word] & mask) != 0;
+  });
+}
+
+void VoidMap::Page::mark(std::int64_t first, std::int64_t last, bool is_void) {
+  const std::int64_t all_alike = is_void ? kPageBytes : 0;
+  if (void_bytes == all_alike) {
+    return;
+  }
+  if (last - first == kPageBytes) {
+    void_bytes = all_alike;
+    bits.reset();
+    return;
+  }
+  if (bits == nullptr) {
+    bits = std::make_unique<Bits>();
+    bits->fill(void_bytes == 0 ? 0 : ~std::uint64_t{0});
+  }
+  any_word(first, last, [&](std::size_t at, std::uint64_t mask) {
+    std::uint64_t& word = (*bits)[at];
+    const std::uint64_t changed = (is_void ? ~word : word) & mask;
+    word ^= changed;
+    const std::int64_t count = __builtin_popcountll(changed);
+    void_bytes += is_void ? count : -count;
+    return false;
+  });
+  if (void_bytes == all_alike) {
+    bits.reset();
+  }
+}
+
+// All of them
+
+VoidMap::VoidMap(std::int64_t nbytes, std::int64_t first) : nbytes_(nbytes), whole_(first == 0) {
   if (!whole_) {
-    map_.assign(static_cast<std::size_t>(nbytes), 1);
-    std::fill_n(map_.begin(), first, std::uint8_t{0});
+    pages_.resize(static_cast<std::size_t>((nbytes + kPageBytes - 1) / kPageBytes));
+    mark(first, nbytes, true);
   }
 }
 
 void VoidMap::materialise() {
   if (whole_) {
-    map_.assign(static_cast<std::size_t>(nbytes_), 1);
     whole_ = false;
+    pages_.resize(static_cast<std::size_t>((nbytes_ + kPageBytes - 1) / kPageBytes));
+    mark(0, nbytes_, true);
+  }
+}
+
+void VoidMap::mark(std::int64_t first, std::int64_t last, bool is_void) {
+  while (first < last) {
+    const std::int64_t start = first / kPageBytes * kPageBytes;
+    const std::int64_t end = std::min(last, start + kPageBytes);
+    Page& page = pages_[static_cast<std::size_t>(first / kPageBytes)];
+    void_bytes_ -= page.void_bytes;
+    page.mark(first - start, end - start, is_void);
+    void_bytes_ += page.void_bytes;
+    first = end;
   }
 }
 
 bool VoidMap::any(std::int64_t first, std::int64_t last) const {
-  first = std::max(first, clean_);
   last = std::min(last, nbytes_);
-  return first < last &&
-         std::memchr(map_.data() + first, 1, static_cast<std::size_t>(last - first)) != nullptr;
+  while (first < last) {
+    const std::int64_t start = first / kPageBytes * kPageBytes;
+    const std::int64_t end = std::min(last, start + kPageBytes);
+    if (pages_[static_cast<std::size_t>(first / kPageBytes)].any(first - start, end - start)) {
+      return true;
+    }
+    first = end;
+  }
+  return false;
 }
 
 bool VoidMap::overlaps(const Geometry& geometry) const {
@@ -150,8 +231,9 @@ Unset VoidMap::elements(const Geometry& geometry) const {
 
 void VoidMap::resize(std::int64_t nbytes) {
   if (!whole_) {
-    map_.resize(static_cast<std::size_t>(nbytes), 1);
-    clean_ = std::min(clean_, nbytes);
+    mark(std::min(nbytes, nbytes_), nbytes_, false);
+    pages_.resize(static_cast<std::size_t>((nbytes + kPageBytes - 1) / kPageBytes));
+    mark(nbytes_, nbytes, true);
   }
   nbytes_ = nbytes;
 }
@@ -166,11 +248,9 @@ void VoidMap::leave(const Geometry& geometry, const Unset& unset) {
                 "a mask has another size than its shape");
   each_element(geometry, strides, [&](std::int64_t byte, std::int64_t place) {
     if (unset.mask[static_cast<std::size_t>(place)] != 0 && byte < nbytes_) {
-      const std::int64_t last = std::min(byte + geometry.itemsize, nbytes_);
-      std::memset(map_.data() + byte, 1, static_cast<std::size_t>(last - byte));
+      mark(byte, std::min(byte + geometry.itemsize, nbytes_), true);
     }
   });
-  clean_ = std::min(clean_, geometry.start);
 }
 
 bool VoidMap::written(const Geometry& geometry) {
@@ -179,14 +259,10 @@ bool VoidMap::written(const Geometry& geometry) {
   }
   materialise();
   any_run(geometry, nbytes_, [this](std::int64_t first, std::int64_t last) {
-    std::memset(map_.data() + first, 0, static_cast<std::size_t>(last - first));
+    mark(first, last, false);
     return false;
   });
-  const void* found = clean_ < nbytes_ ? std::memchr(map_.data() + clean_, 1,
-                                                     static_cast<std::size_t>(nbytes_ - clean_))
-                                       : nullptr;
-  clean_ = found != nullptr ? static_cast<const std::uint8_t*>(found) - map_.data() : nbytes_;
-  return found == nullptr;
+  return void_bytes_ == 0;
 }
 
 }  // namespace opguard

@@ -1,7 +1,9 @@
 // Which bytes of a storage nothing has written yet.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "recorder/geometry.h"
@@ -16,12 +18,14 @@ struct Unset {
   std::vector<std::uint8_t> mask;  ///< row-major, 1: unset; only for `Some`
 };
 
-/// Void bytes of one storage: the whole of it, or an exact map once a part was written. The map has
-/// one byte per storage byte and lives only while some of them are void.
+/// Void bytes of one storage: the whole of it, or an exact map once a part was written. The map is
+/// in pages, of which only those have bits that are partly void.
 class VoidMap {
  public:
   /// All bytes from `first` on are void.
   explicit VoidMap(std::int64_t nbytes, std::int64_t first = 0);
+
+  static constexpr std::int64_t kPageBytes = 1 << 14;
 
   std::int64_t nbytes() const { return nbytes_; }
   /// True when the tensor reads a void byte. What lies past the storage's end is none.
@@ -36,15 +40,23 @@ class VoidMap {
   bool written(const Geometry& geometry);
 
  private:
+  /// Bytes of the storage side by side, the first of them at a multiple of `kPageBytes`.
+  struct Page {
+    using Bits = std::array<std::uint64_t, kPageBytes / 64>;
+    std::int64_t void_bytes = 0;
+    std::unique_ptr<Bits> bits;  ///< 1: void; null where all bytes are alike
+
+    bool any(std::int64_t first, std::int64_t last) const;
+    void mark(std::int64_t first, std::int64_t last, bool is_void);
+  };
   void materialise();
   bool any(std::int64_t first, std::int64_t last) const;
+  void mark(std::int64_t first, std::int64_t last, bool is_void);
 
   std::int64_t nbytes_;
-  bool whole_;                     ///< everything is void, and there is no map
-  std::vector<std::uint8_t> map_;  ///< 1: void
-  /// No byte before it is void. A buffer that is filled piece by piece is then not searched from
-  /// its start after each piece.
-  std::int64_t clean_;
+  bool whole_;               ///< everything is void, and there is no map
+  std::vector<Page> pages_;  ///< what lies past the storage's end is not void
+  std::int64_t void_bytes_ = 0;
 };
 
 }  // namespace opguard

@@ -11,7 +11,7 @@ import pytest
 import torch
 from values_probes import PROBES, Probe, met
 
-from opguard.capture.values import MOST_WRITERS, NO_RECORD
+from opguard.capture.values import NO_RECORD
 from opguard.model import DTYPES
 
 PLAIN_DTYPES = [
@@ -148,15 +148,41 @@ def test_a_write_of_nothing_writes_nothing(probe: Probe) -> None:
     assert probe.producers(x[8:]) == []
 
 
-def test_strided_writes_of_one_span_replace_each_other_beyond_a_limit(probe: Probe) -> None:
-    x = met(probe, torch.zeros(8))
-    for record in range(MOST_WRITERS + 1):
-        probe.wrote(x[::7], record, False)
-    assert len(probe.producers(x)) == MOST_WRITERS + 1
-    probe.wrote(x[::2], MOST_WRITERS + 1, False)  # another span: bytes 0 to 28
-    assert len(probe.producers(x)) == MOST_WRITERS + 2
-    assert len(probe.wrote(x[::7], MOST_WRITERS + 2, False)) == MOST_WRITERS + 2
-    assert probe.producers(x) == [MOST_WRITERS + 2, MOST_WRITERS + 1]
+def test_the_older_half_of_very_many_strided_writes_counts_as_one(probe: Probe) -> None:
+    # A cache of 2,000 places in 3 rows: each write leaves the others in place.
+    x = met(probe, torch.zeros(3, 2000))
+    probe.wrote(x, 0, False)
+    probe.learn(x, 7, 1)
+    for place in range(1023):
+        probe.wrote(x[:, place], 1 + place, False)
+    assert probe.producers(x) == [*range(1023, 0, -1), 0]
+    probe.learn(x, 8, 2)
+    assert probe.covering(x[1:]) is None  # it may have more producers than are listed
+    assert probe.covering(x[0, :3]) == ((8, 2), "[1]|0|24000|")  # 3 of its bytes' writers
+    for place in (1023, 1024):
+        probe.wrote(x[:, place], 1 + place, False)
+    # 1,025 of them: those of records 1 to 512 count as one that ends where theirs end.
+    assert probe.producers(x) == [*range(1025, 511, -1), 0]
+    assert probe.producers(x[2, 600:]) == [*range(1025, 600, -1), 0]
+    assert probe.producers(x[0, :1]) == [512, 0]
+    probe.learn(x, 9, 3)
+    assert probe.known(x) == (9, 3)
+    assert probe.covering(x[0, :3]) is None
+    probe.wrote(x, 2000, False)
+    probe.learn(x, 10, 4)
+    assert probe.producers(x) == [2000]
+    assert probe.covering(x[0, :3]) == ((10, 4), "[1]|0|24000|")
+
+
+def test_very_many_dense_writes_stay_apart_and_the_newest_are_listed(probe: Probe) -> None:
+    x = met(probe, torch.zeros(2000, 2))
+    for row in range(2000):
+        probe.wrote(x[row], row, False)
+    probe.learn(x, 7, 1)
+    assert probe.producers(x) == list(range(1999, 975, -1))
+    assert probe.producers(x[5:8]) == [7, 6, 5]
+    assert probe.covering(x[5:8]) == ((7, 1), "[2,1]|40|16000|")
+    assert probe.covering(x[5:1500]) is None
 
 
 # Fingerprints that are known

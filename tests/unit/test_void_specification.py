@@ -61,6 +61,50 @@ def test_one_write_of_everything_ends_it(probe: Probe) -> None:
     assert not probe.facts(x)["has_void"]
 
 
+def test_void_bytes_of_a_large_storage(probe: Probe) -> None:
+    # 50,001 bytes: the native map has pages of 16,384. `expected` is the map, byte for byte.
+    x = met(probe, torch.zeros(50_001, dtype=torch.uint8))
+    expected = np.ones(50_001, np.bool_)
+    random = np.random.default_rng(1)
+
+    def view() -> slice:
+        first, last = np.sort(random.integers(0, 50_002, 2))
+        return slice(int(first), int(last), int(random.choice([1, 1, 2, 9])))
+
+    probe.wrote(x, 0, False)
+    probe.leave_void(x, None)
+    fixed = [slice(16_384), slice(16_383, 32_769), slice(49_152, 50_001), slice(50_000, 50_001)]
+    for record, span in enumerate([*fixed, *(view() for _ in range(150))], 1):
+        if record % 3 == 0 and len(x[span]):
+            some = random.random(len(x[span])) < random.choice([0.01, 0.5, 1.0])
+            expected[span] |= some
+            probe.leave_void(x[span], torch.from_numpy(some))
+        elif len(x[span]):
+            expected[span] = False
+            probe.wrote(x[span], record, False)
+        assert probe.facts(x)["has_void"] is bool(expected.any())
+        for looked_at in (span, view(), slice(None)):
+            found = expected[looked_at]
+            assert probe.is_void(x[looked_at]) is bool(found.any())
+        seen = probe.unset_elements(x)
+        assert seen == ((([50_001], expected.tobytes())) if expected.any() else None)
+    probe.wrote(x, 999, False)
+    assert not probe.facts(x)["has_void"]
+
+
+def test_a_large_storage_that_shrinks_and_grows(probe: Probe) -> None:
+    x = void(probe, 12_000)  # 48,000 bytes
+    probe.wrote(x[:9000], 1, False)
+    x.untyped_storage().resize_(34_000)
+    probe.resized(x)
+    x.untyped_storage().resize_(48_000)
+    probe.resized(x)
+    assert not probe.is_void(x[:8500])
+    assert probe.is_void(x[8499:8501])
+    probe.wrote(x[8500:], 2, False)
+    assert not probe.facts(x)["has_void"]
+
+
 def test_partial_writes_clear_nothing(probe: Probe) -> None:
     x = void(probe, 4)
     probe.wrote(x, 1, True)

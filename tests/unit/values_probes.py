@@ -109,7 +109,7 @@ class PythonProbe:
         self._entry(tensor).forget(void=keep_void)
 
     def reread(self, tensor: torch.Tensor) -> None:
-        self._values.reread(tensor.untyped_storage()._cdata)
+        self._values.reread([tensor.untyped_storage()._cdata])
 
     def make_external(self, tensor: torch.Tensor) -> None:
         self._entry(tensor).make_external()

@@ -18,6 +18,8 @@ from opguard.capture.values import Storage
 
 TENSOR: Final = 1
 SEQUENCE: Final = 2
+MOST_ARGUMENTS: Final = 4096
+"""Canonical arguments remembered for one operator; a program may pass ever other ones."""
 _KINDS: Final[dict[type, int]] = {
     torch.Tensor: TENSOR, torch.nn.Parameter: TENSOR, list: SEQUENCE, tuple: SEQUENCE,
 }  # fmt: skip
@@ -142,6 +144,8 @@ class Sorter:
         key = arguments_key(rest) if rest else b""
         found = known.get(key)
         if found is None:
+            if len(known) >= MOST_ARGUMENTS:
+                known.clear()
             parameters = call.operator.parameters
             given = [
                 (parameters[i].name if parameters else f"args[{i}]", value)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -13,6 +16,8 @@ from opguard.errors import NativeError, UsageError
 from opguard.fingerprint import native
 from opguard.settings import CaptureSettings
 
+_DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Device files of NVIDIA's driver, that of WSL, and AMD's."""
 _noted: set[str] = set()
 
 
@@ -31,8 +36,8 @@ def choose(settings: CaptureSettings, session: Session, note: Callable[[str], No
         return Dispatch(session)
     why_not = native.why_not()
     asked_for = wanted == "native" or settings.require_native
-    if not why_not and not asked_for and torch.cuda.is_available():
-        why_not = "it reads CPU tensors only, and torch sees a GPU"
+    if not why_not and not asked_for and _has_gpu():
+        why_not = "it reads CPU tensors only, and torch may use a GPU"
     if not why_not:
         return Native(session)
     if asked_for:
@@ -42,3 +47,12 @@ def choose(settings: CaptureSettings, session: Session, note: Callable[[str], No
         _noted.add(why_not)
         note(f"capturing by dispatch, not by the C++ recorder: {why_not}")
     return Dispatch(session)
+
+
+def _has_gpu() -> bool:
+    """Whether the program may compute on a GPU. The CUDA runtime is not asked: it would start, and
+    then no forked child could use it, nor could the program choose its devices any more."""
+    if not torch.backends.cuda.is_built():
+        return False
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    return not hidden and any(Path(driver).exists() for driver in _DRIVERS)

@@ -56,13 +56,11 @@ class Collectives:
         reads = [tensor for _, tensor in call.reads]
         writes = [tensor for _, tensor in call.writes]
         work = work_in(result)
-        if work is None:
-            returned = [v for _, v in leaves(result, "") if kind_of(v) == TENSOR]
-            if not returned and not call.writes:  # send, barrier: nothing arrives
-                finish(call, result)
-                return
-            writes += returned
         value = None if work is not None else result
+        writes += [v for _, v in leaves(value, "") if kind_of(v) == TENSOR]
+        if not writes:  # send, barrier: nothing arrives
+            finish(call, value)
+            return
 
         def finish_now(ready: bool) -> None:
             finish(call, value, ready=ready)

@@ -101,12 +101,14 @@ class CaptureMode(TorchDispatchMode):
         operator = recorder.operator(func)
         if operator.kind is not EVENT:
             return self._not_an_event(operator, func, args, kwargs)
-        if switch.collectives_only and not operator.collective:
-            if recorder.collectives.pending:
-                self._guarded(recorder.touch, operator, args, kwargs)
+        only_touches = switch.collectives_only and not operator.collective
+        if only_touches and not recorder.collectives.pending:
             return func(*args, **kwargs)
         if operator.may_view:
             return self._maybe_view(operator, func, args, kwargs, frame)
+        if only_touches:
+            self._guarded(recorder.touch, operator, args, kwargs)
+            return func(*args, **kwargs)
         call = self._before(operator, args, kwargs, frame)
         if call is None:
             return func(*args, **kwargs)
@@ -146,6 +148,9 @@ class CaptureMode(TorchDispatchMode):
     ) -> None:  # fmt: skip
         recorder = self._recorder
         if not raised and recorder.is_plain_view(args, result, frame):
+            return
+        if self._switch.collectives_only and not operator.collective:
+            recorder.touch(operator, args, kwargs)
             return
         call = recorder.before(operator, args, kwargs, frame)
         if call is not None:

@@ -36,6 +36,9 @@ RECEIVES: Final = "w"
 FROM_ROOT: Final = "root"
 """Read on the root rank, overwritten on the others."""
 
+_OF_TORCH: Final = ("aten", "prim")
+"""Namespaces whose ``sym_size`` and the like ask a tensor for its metadata."""
+
 _RUNNING: Final = ("running_mean", "running_var")
 UNDECLARED_WRITES: Final[dict[str, tuple[tuple[str, ...], str, str | None]]] = {
     "aten::native_batch_norm": (_RUNNING, READS_AND_WRITES, "training"),
@@ -284,7 +287,7 @@ def _kind(func: Any, namespace: str, base: str) -> Kind:
     if (
         name in NOT_EVENTS
         or namespace == "profiler"
-        or base.startswith("sym_")
+        or (namespace in _OF_TORCH and base.startswith("sym_"))
         or torch.Tag.inplace_view in func.tags
     ):
         return Kind.PASS

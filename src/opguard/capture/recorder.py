@@ -158,22 +158,24 @@ class Recorder:
         with self.lock:
             for _, tensor in call.writes:
                 self.reader.forget(tensor, void=True)
+            if not call.operator.parameters:
+                self.reader.values.reread(call.storages)
             if not call.dataless:
                 self._emit(call, [], _RAISED)
 
     def is_plain_view(self, args: Any, result: Any, frame: FrameType | None) -> bool:
-        """A declared view that is one: of its first argument, without reading anything."""
-        if not args or kind_of(result) != TENSOR or kind_of(args[0]) != TENSOR:
+        """A declared view, or several, of its first argument. Nothing is read: what a collective
+        has in flight is not touched."""
+        if not args or kind_of(args[0]) != TENSOR or not traits(args[0]).plain:
             return False
-        if not (traits(result).plain and traits(args[0]).plain):
-            return False
-        if self.collectives.pending:
-            return False
-        storage_key = torch_private.storage_key
-        if storage_key(result.untyped_storage()) != storage_key(args[0].untyped_storage()):
-            return False
+        key = torch_private.storage_key(args[0].untyped_storage())
+        views = [view for _, view in leaves(result, "")]
+        for view in views:
+            plain = kind_of(view) == TENSOR and traits(view).plain
+            if not plain or torch_private.storage_key(view.untyped_storage()) != key:
+                return False
         self.locator.note_view(self.program.places.here, frame)
-        return True
+        return bool(views)
 
     def _is_view(self, call: Call, result: Any) -> bool:
         """Every output shares its storage with an input."""
@@ -206,8 +208,7 @@ class Recorder:
             if result is not None:
                 self._return_all(call, outputs, result, ready=ready)
             if not call.operator.parameters:  # a compiled graph may write its inputs silently
-                for key in call.storages:
-                    self.reader.values.reread(key)
+                self.reader.values.reread(call.storages)
             self._emit(call, outputs, 0)
         except BaseException:  # a signal's: storages name records that were not written
             self.reader.values.forget_all()
@@ -281,8 +282,7 @@ class Recorder:
 
     def touch(self, operator: Operator, args: Any, kwargs: Any) -> None:
         """A call that is not captured may still touch what a collective has in flight."""
-        call = Call(operator)
-        self._sorter.sort(call, args, kwargs)
+        self._sorter.sort(call := Call(operator), args, kwargs)
         with self.lock:
             self.collectives.touch(call)
 

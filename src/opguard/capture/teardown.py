@@ -40,11 +40,13 @@ class Teardown:
             raise interruption
 
     def _do_next(self, left: list[Callable[[], None]]) -> None:
+        step = left[0]
         self._tries += 1
         if self._tries <= _MOST_TRIES:
-            left[0]()
-        self._tries = 0
-        del left[0]
+            step()
+        if left and left[0] is step:  # a signal handler may have come to the end meanwhile
+            self._tries = 0
+            del left[0]
 
 
 def apart(step: Callable[[], None]) -> None:
