@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from parity_runs import MECHANISMS, recording
 
 WORLD = 2
-COMMUNICATION_ONLY = ("collectives", "data_parallel")
+COMMUNICATION_ONLY = ("collectives", "data_parallel", "views_in_flight")
 """Programs that run in the mode ``collectives``, too."""
 PROGRAMS: dict[str, Callable[[], Any]] = {}
 
@@ -86,6 +86,28 @@ def in_flight() -> None:
     for work in works:
         work.wait()
     x.sum()
+
+
+@program
+def views_in_flight() -> None:
+    x = torch.arange(4.0) + dist.get_rank()
+    whole = torch.empty(8)
+    work = dist.all_gather_into_tensor(whole, x, async_op=True)
+    first, second = whole.split(4)
+    rows = whole.view(2, 4)
+    work.wait()
+    (first + second).sum()
+    rows.sum()
+
+
+@program
+def sends() -> None:
+    x, y = torch.ones(3), torch.zeros(3)
+    work = dist.isend(x, 1 - dist.get_rank())
+    x.sin()
+    dist.recv(y, 1 - dist.get_rank())
+    y.cos()
+    work.wait()
 
 
 @program

@@ -9,7 +9,7 @@ from native_support import needs_native
 
 BOTH = {
     "test_capture_events", "test_capture_places", "test_capture_values", "test_fidelity",
-    "test_review_capture", "test_review_programs",
+    "test_review_capture", "test_review_programs", "test_review_recorder",
 }  # fmt: skip
 """Modules whose tests run twice; ``@pytest.mark.mechanism(name, reason=…)`` leaves one out."""
 

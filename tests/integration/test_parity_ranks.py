@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import opguard
 import parity_ranks
+from captured import read
 from native_support import needs_native
 from parity import Parity
 from parity_runs import MECHANISMS
@@ -60,6 +61,20 @@ def test_programs(tmp_path: Path) -> None:
     names = run_ranks(tmp_path)
     assert len(names) == len(parity_ranks.PROGRAMS) + len(parity_ranks.COMMUNICATION_ONLY)
     assert [d for name in names for d in differences(tmp_path, name)] == []
+    for name in MECHANISMS:
+        assert_nothing_in_flight(tmp_path / "views_in_flight-trusted" / name)
+        assert_nothing_in_flight(tmp_path / "views_in_flight-collectives" / name)
+        for rank in read(tmp_path / "sends-trusted" / name):
+            assert rank.names.index("send") < rank.names.index("sin")
+
+
+def assert_nothing_in_flight(run: Path) -> None:
+    """Views of a buffer do not end the collective that fills it."""
+    gathered = "db98632d77b89156"  # of 0, 1, 2, 3, 1, 2, 3, 4, by the reference
+    for rank in read(run):
+        (output,) = rank.one("_allgather_base_").outputs.values()
+        assert output["mix64"] == gathered, output
+        assert rank.coverage["unfingerprinted"] == {}
 
 
 def test_cases(tmp_path: Path) -> None:

@@ -152,3 +152,30 @@ def test_json_of_bytes_that_are_no_text(data: bytes) -> None:
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))
 def test_json_of_numbers(values: list[int]) -> None:
     assert native.module().json_list(values) == interning.json_list(values)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("kind", sorted(interning.OPEN_KINDS))
+def test_of_ever_other_strings_the_older_ones_are_forgotten(
+    make: Callable[[], Any], kind: str
+) -> None:
+    interner = make()
+    large = [chr(97 + number) * (interning.MOST_CHARACTERS // 4) for number in range(6)]
+    assert [interner.intern(kind, text) for text in large[:4]] == [0, 1, 2, 3]
+    assert interner.intern(kind, large[0]) == 0
+    assert [interner.intern(kind, text) for text in large[4:]] == [4, 5]
+    again = interner.intern(kind, large[0])
+    assert again == 6
+    assert interner.text(kind, 6) == large[0]
+    assert [entry[1] for entry in interner.drain()] == list(range(7))
+    assert interner.drain() == ()
+    with pytest.raises((IndexError, KeyError)):
+        interner.text(kind, 0)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_names_are_never_forgotten(make: Callable[[], Any]) -> None:
+    interner = make()
+    large = [chr(97 + number) * (interning.MOST_CHARACTERS // 2) for number in range(4)]
+    assert [interner.intern("slot", text) for text in [*large, large[0]]] == [0, 1, 2, 3, 0]
+    assert interner.text("slot", 0) == large[0]
