@@ -3,8 +3,8 @@
     python benchmarks/soak.py [--events 10000000] [--mechanism native|dispatch] [--output DIR]
 
 The program trains on two threads at once, with sequences of changing length, random numbers, views,
-written lists, operators that raise, and tensors that come and go. Resident memory is read each time
-another 2 % of the events are stored. It is flat when the highest reading of the second half is at
+written lists, numbers and places that are ever other ones, operators that raise, and tensors that
+come and go. Resident memory is read each time another 2 % of the events are stored. It is flat when the highest reading of the second half is at
 most 16 MiB above the highest between 10 % and 50 %. Over 10 million events that is less than four
 bytes an event.
 
@@ -57,7 +57,7 @@ def train(stop: threading.Event) -> None:
     """Train until told to stop."""
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, foreach=True)
-    buffer = torch.zeros(64)
+    buffer, samples, cache = torch.zeros(64), torch.zeros(1_000_003), torch.zeros(2, 5000)
     number = 0
     while not stop.is_set():
         number += 1
@@ -69,7 +69,10 @@ def train(stop: threading.Event) -> None:
         optimizer.zero_grad()
         with contextlib.suppress(RuntimeError):
             buffer.view(7, 9)
-        torch._foreach_mul_([torch.ones(3), torch.empty(5)], 2.0)
+        torch._foreach_mul_([torch.ones(3), torch.empty(5)], [2.0, 1.0 / number])
+        samples[number % 1_000_000 :][:3].sum()
+        cache[:, number % 5000] = 1.0
+        cache.sum()
 
 
 def stored_events(run: Path, done: dict[str, int]) -> int:

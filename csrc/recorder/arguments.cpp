@@ -341,10 +341,10 @@ StringId arguments_id(Operator& op, c10::ArrayRef<const IValue> stack, Interner&
     return known->second;
   }
   const StringId id = interner.intern(StringKind::Arguments, canonical(op, stack));
-  op.arguments_bytes += key.size();
+  op.arguments_bytes += key.size() + kStringCost;
   if (op.arguments_bytes > kMostKeyBytes) {
     op.arguments.clear();
-    op.arguments_bytes = key.size();
+    op.arguments_bytes = key.size() + kStringCost;
   }
   op.arguments.emplace(key, id);
   return id;

@@ -83,7 +83,7 @@ StringId Interner::intern(StringKind kind, std::string_view value) {
   }
   const bool is_open = kind == StringKind::Arguments || kind == StringKind::Shape ||
                        kind == StringKind::Strides;
-  table.bytes += value.size();
+  table.bytes += value.size() + kStringCost;
   if (is_open && table.bytes > kMostStringBytes) {
     table.forget();
   }

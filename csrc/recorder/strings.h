@@ -30,7 +30,9 @@ constexpr StringId kNoString = 0xFFFFFFFFu;
 /// Bytes of a kind after which those met so far are forgotten, for kinds that a program may make
 /// ever more of (a learning rate that changes each step, views at ever other places): one that
 /// comes again is stored again, under another id.
-constexpr std::size_t kMostStringBytes = std::size_t{16} << 20;
+constexpr std::size_t kMostStringBytes = std::size_t{8} << 20;
+/// What remembering one takes beside its own bytes, about.
+constexpr std::size_t kStringCost = 128;
 
 /// Hands out ids; what is new since the last `drain` goes to the store with a chunk. Its lock is a
 /// leaf: nothing is called under it. Values are UTF-8; unpaired surrogates, which file names in

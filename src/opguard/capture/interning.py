@@ -12,9 +12,11 @@ from opguard.model import STRING_KINDS, StringKind
 OPEN_KINDS: Final = frozenset({"arguments", "shape", "strides"})
 """A program may make ever more of them: a learning rate that changes each step, views at ever
 other places."""
-MOST_CHARACTERS: Final = 16 << 20
-"""Of an open kind, after which those met so far are forgotten: one that comes again is stored
-again, under another id."""
+MOST_CHARACTERS: Final = 8 << 20
+"""Of an open kind, and ``_COST`` for each string, after which those met so far are forgotten: one
+that comes again is stored again, under another id."""
+_COST: Final = 128
+"""What remembering a string takes beside its characters, about."""
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Interner:
                 table = self._tables[kind] = _Table(first=table.first + len(table.texts))
             number = table.first + len(table.texts)
             table.texts.append(value)
-            table.characters += len(value)
+            table.characters += len(value) + _COST
             self._new.append((kind, number, value))
             table.ids[value] = number
             return number
