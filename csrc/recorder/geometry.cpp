@@ -77,7 +77,7 @@ std::string Geometry::layout() const {
 
 const Geometry& Geometries::of(const at::Tensor& tensor, Bits bits) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  Wanted wanted{impl.sizes(), impl.strides(), impl.storage_offset(), impl.dtype().toScalarType(),
+  Wanted wanted{impl.sizes(), impl.strides(), impl.storage_offset(), tensor.scalar_type(),
                 static_cast<std::int64_t>(impl.dtype().itemsize()), bits, 0};
   wanted.mixed = mix(wanted.shape, wanted.strides, wanted.offset,
                      static_cast<std::uint64_t>(wanted.dtype) << 8 | bits);
