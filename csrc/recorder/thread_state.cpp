@@ -2,8 +2,6 @@
 
 #include <pthread.h>
 
-#include <string_view>
-
 #include "common/check.h"
 
 namespace opguard {
@@ -39,12 +37,6 @@ ThreadState& begin_thread() {
   OPGUARD_CHECK(pthread_setspecific(thread_key(), state.get()) == 0, "no state for a thread");
   of_this_thread = state.release();
   return *of_this_thread;
-}
-
-bool is_of_gloo() {
-  char name[16] = "";  // Linux keeps 15 characters
-  return pthread_getname_np(pthread_self(), name, sizeof name) == 0 &&
-         std::string_view(name) == "pt_gloo_runloop";
 }
 
 }  // namespace opguard

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "recorder/recorder.h"
+#include "recorder/torch_c10d.h"
 
 namespace opguard {
 
@@ -23,9 +24,6 @@ enum class Open : std::uint8_t {
   Event,
   Unseen,     ///< no call: `begin_unseen`
 };
-
-/// True on the threads that compute what Gloo's operators return.
-bool is_of_gloo();
 
 /// Read and written by its thread alone.
 struct ThreadState {

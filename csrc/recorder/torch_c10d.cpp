@@ -1,5 +1,8 @@
 #include "recorder/torch_c10d.h"
 
+#include <dlfcn.h>
+#include <unwind.h>
+
 #ifdef OPGUARD_HAS_C10D
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -41,5 +44,20 @@ bool work_is_done(const WorkPtr&) { return false; }
 std::int64_t rank_of_group(const c10::IValue&) { return 0; }
 
 #endif
+
+// By the function they run: in most releases they have no name of their own.
+bool is_of_gloo() {
+  static const void* const loop = dlsym(RTLD_DEFAULT, "_ZN4c10d16ProcessGroupGloo7runLoopEi");
+  bool found = false;
+  const auto compare = [](_Unwind_Context* frame, void* result) {
+    const auto function = reinterpret_cast<const void*>(_Unwind_GetRegionStart(frame));
+    *static_cast<bool*>(result) = function == loop;
+    return function == loop ? _URC_END_OF_STACK : _URC_NO_REASON;
+  };
+  if (loop != nullptr) {
+    _Unwind_Backtrace(compare, &found);
+  }
+  return found;
+}
 
 }  // namespace opguard

@@ -21,5 +21,7 @@ WorkPtr work_of(const c10::IValue& value);
 bool work_is_done(const WorkPtr& work);
 /// This process's rank in a boxed process group.
 std::int64_t rank_of_group(const c10::IValue& group);
+/// True on the threads that compute what Gloo's operators return, while they do.
+bool is_of_gloo();
 
 }  // namespace opguard
