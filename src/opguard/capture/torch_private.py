@@ -31,6 +31,10 @@ next_sequence_nr: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr"
 """Sequence number that the next autograd node created on this thread will get."""
 
 keyset_of: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
+
+number_of_keyset: Callable[[Any], int | str] = getattr(torch._C.DispatchKeySet, "raw_repr", repr)
+"""Tells a set of dispatch keys from all others. Absent in torch 2.4: its text does, more slowly."""
+
 dispatch_has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
 
 

@@ -37,13 +37,13 @@ def _judge(tensor: torch.Tensor) -> Traits:
     )
 
 
-_KNOWN: dict[int, Traits] = {}
+_KNOWN: dict[int | str, Traits] = {}
 
 
 def traits(tensor: torch.Tensor) -> Traits:
     """Traits of ``tensor``; one set of keys always gives the same answer."""
-    raw = torch_private.keyset_of(tensor).raw_repr()
-    found = _KNOWN.get(raw)
+    number = torch_private.number_of_keyset(torch_private.keyset_of(tensor))
+    found = _KNOWN.get(number)
     if found is None:
-        found = _KNOWN[raw] = _judge(tensor)
+        found = _KNOWN[number] = _judge(tensor)
     return found
