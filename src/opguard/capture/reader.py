@@ -161,6 +161,9 @@ class Reader:
                 producers = (entry.creator,)
             if how is Output.DECLARED:
                 entry.explain(tensor)
+            elif how is Output.UNDECLARED:
+                # Gloo's threads may write by operators that move it: in torch 2.4 they do.
+                entry.explain(tensor, to_come=0)
             if void is not False and not entry.external:  # what others may write is compared
                 if void is True:
                     entry.void = VoidMap(entry.nbytes)

@@ -221,9 +221,10 @@ class Storage:
             self.void = VoidMap(nbytes, self.nbytes)
         self.nbytes = nbytes
 
-    def explain(self, tensor: torch.Tensor) -> None:
-        """A captured call moves the tensor's counter by one, once it has returned to autograd."""
-        self.version = max(self.version, _version(tensor) + 1)
+    def explain(self, tensor: torch.Tensor, to_come: int = 1) -> None:
+        """A captured call has moved the tensor's counter, or does so ``to_come`` times, once it
+        has returned to autograd."""
+        self.version = max(self.version, _version(tensor) + to_come)
         self._hold(_holder(tensor))
 
     def moved(self, tensor: torch.Tensor, version: int) -> None:
