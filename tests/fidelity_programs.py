@@ -240,7 +240,9 @@ def autocast() -> Any:
 # Custom operators
 
 
-@torch.library.custom_op("opguard_fidelity::scaled", mutates_args=())
+@torch.library.custom_op(
+    "opguard_fidelity::scaled", mutates_args=(), schema="(Tensor x, float factor) -> Tensor"
+)
 def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
     return (x * factor).contiguous()
 
@@ -254,7 +256,9 @@ scaled.register_autograd(
 )
 
 
-@torch.library.custom_op("opguard_fidelity::bump_", mutates_args=("x",))
+@torch.library.custom_op(
+    "opguard_fidelity::bump_", mutates_args=("x",), schema="(Tensor(a!) x, Tensor by) -> ()"
+)
 def bump(x: torch.Tensor, by: torch.Tensor) -> None:
     x.add_(by)
     if by.numel() == 3:

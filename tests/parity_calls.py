@@ -240,13 +240,17 @@ def backward_on_another_thread() -> None:
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-@torch.library.custom_op("opguard_parity::scale", mutates_args=())
+@torch.library.custom_op(
+    "opguard_parity::scale", mutates_args=(), schema="(Tensor x, float by) -> Tensor"
+)
 def scale(x: torch.Tensor, by: float) -> torch.Tensor:
     """x by."""
     return x * by
 
 
-@torch.library.custom_op("opguard_parity::fill", mutates_args=("x",))
+@torch.library.custom_op(
+    "opguard_parity::fill", mutates_args=("x",), schema="(Tensor(a!) x, Tensor[] others) -> ()"
+)
 def fill(x: torch.Tensor, others: list[torch.Tensor]) -> None:
     """In place."""
     x.fill_(1.0).add_(others[0])

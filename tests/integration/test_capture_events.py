@@ -168,12 +168,12 @@ def test_torch_tensor_is_a_source(tmp_path: Path) -> None:
     assert captured.one("mul").inputs["self"]["producers"] == []
 
 
-@torch.library.custom_op("opguard_tests::twice", mutates_args=())
+@torch.library.custom_op("opguard_tests::twice", mutates_args=(), schema="(Tensor x) -> Tensor")
 def twice(x: torch.Tensor) -> torch.Tensor:
     return x + x
 
 
-@torch.library.custom_op("opguard_tests::bump_", mutates_args=("x",))
+@torch.library.custom_op("opguard_tests::bump_", mutates_args=("x",), schema="(Tensor(a!) x) -> ()")
 def bump_(x: torch.Tensor) -> None:
     x.add_(1)
 

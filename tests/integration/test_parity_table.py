@@ -26,7 +26,7 @@ def leaf(*shape: int) -> torch.Tensor:
     return torch.randn(shape, requires_grad=True)
 
 
-@torch.library.custom_op("opguard_table::twice", mutates_args=())
+@torch.library.custom_op("opguard_table::twice", mutates_args=(), schema="(Tensor x) -> Tensor")
 def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
