@@ -265,12 +265,13 @@ def wrap_compilation(patches: Any, begin: Callable[[], None], end: Callable[[], 
     """Call ``begin()`` and ``end()`` on the thread that compiles, around each compilation.
 
     Not by registered callbacks: ``torch._dynamo.reset()`` drops those, and only the first of
-    several threads that compile at a time runs them. Absent before torch 2.6: what the compiler
-    computes counts as the program's.
+    several threads that compile at a time runs them.
     """
-    handler = getattr(sys.modules["torch._dynamo.callback"], "CompilationCallbackHandler", None)
+    handler = sys.modules["torch._dynamo.callback"].CompilationCallbackHandler
     original = getattr(handler, "install_callbacks", None)
-    if original is None:
+    if original is None:  # before torch 2.6
+        patches.before_call(handler, "run_start_callbacks", lambda _: begin())
+        patches.before_call(handler, "run_end_callbacks", lambda _: end())
         return
 
     @contextmanager
