@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from captured import unseen
+from native_support import OLDEST
 from parity_values import program
 
 
@@ -333,8 +334,9 @@ class Wrapped(torch.Tensor):
 
 @program
 def subclasses() -> None:
-    x = torch.ones(3).as_subclass(Named)
-    (x * 2).sum()
+    if not OLDEST:  # where no mode may be active
+        x = torch.ones(3).as_subclass(Named)
+        (x * 2).sum()
     (Wrapped(torch.ones(3)) * 2).sum()
     nn.Parameter(torch.ones(2)).mul(2)
     nn.UninitializedParameter()

@@ -17,7 +17,7 @@ import captured
 import fidelity_programs as programs
 from captured import Captured, capture
 from fidelity_programs import Program, behaviour
-from native_support import needs_native
+from native_support import OLDEST, needs_native
 from opguard.capture.session import CaptureSession
 
 pytestmark = needs_native
@@ -60,9 +60,9 @@ COMPILERS: dict[str, tuple[Program, str]] = {
 def test_compilers_and_transforms(tmp_path: Path, name: str) -> None:
     program, names = COMPILERS[name]
     events, (_, error, *_) = same(tmp_path, program)
-    assert not error
+    assert not error or (OLDEST and name in ("cond", "flex_attention"))
     assert not events.coverage["opaque_calls"]
-    assert not names or events.names == names.split()
+    assert not names or OLDEST or events.names == names.split()
 
 
 class Doubled(nn.Linear):
@@ -168,6 +168,8 @@ def test_autograd(tmp_path: Path, name: str) -> None:
     program, message, names = AUTOGRAD[name]
     events, (_, error, *_) = same(tmp_path, program)
     assert message in error if message else not error
+    if OLDEST and name == "checkpoint":
+        names = names.replace("randn", "randn empty empty")
     assert events.names == names.split()
 
 
@@ -194,6 +196,13 @@ def test_gradients_are_taken_over_and_added_up_in_place(tmp_path: Path) -> None:
     assert len(events.all("add_")) == 3  # where both gradients meet, twice, and in the second grad
 
 
+outlived = pytest.mark.skipif(
+    OLDEST,
+    reason="in torch 2.4 a weak reference to a storage keeps its Python object, not its bytes",
+)
+
+
+@outlived
 def test_tensors_die_where_they_do_without_capture(tmp_path: Path) -> None:
     _, (value, error, *_) = same(tmp_path, programs.lifetimes)
     assert not error
@@ -202,6 +211,7 @@ def test_tensors_die_where_they_do_without_capture(tmp_path: Path) -> None:
     assert diary[-1] == "end"
 
 
+@outlived
 def test_a_compiled_graph_frees_its_inputs_while_it_runs(tmp_path: Path) -> None:
     seen: list[bool] = []
 

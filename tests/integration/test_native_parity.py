@@ -89,6 +89,8 @@ def test_the_example(tmp_path: Path) -> None:
 def test_compiled_graphs(tmp_path: Path, name: str) -> None:
     from torch._inductor import config
 
+    if name != "other_backends" and not hasattr(config, "wrap_inductor_compiled_regions"):
+        pytest.skip("opaque under a mode")
     # A pool of compiling processes would leave threads in this one, which other tests count.
     with config.patch(compile_threads=1):
         assert both(tmp_path, parity_compiled.PROGRAMS[name]).differences == []

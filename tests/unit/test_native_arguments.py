@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import random
 import re
 import struct
 import warnings
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from operator_twins import by_native, by_python, paired
 from torch.utils import _pytree as pytree
 
-from native_support import needs_native
+from native_support import OLDEST, needs_native
 
 pytestmark = needs_native
 
@@ -86,6 +87,10 @@ VALUES: list[tuple[str, Any]] = [
     ("kind", "value"), VALUES, ids=lambda value: str(value).partition(" at 0x")[0][:40]
 )
 def test_every_kind_of_argument(echo: Callable[[str, Any], None], kind: str, value: Any) -> None:
+    if OLDEST and kind in ("ScalarType[]", "Layout[]", "MemoryFormat[]"):
+        pytest.skip("torch 2.4 gives a mode their numbers")
+    if OLDEST and value == 2**64 - 1:
+        pytest.skip("torch 2.4 has no such Scalar")
     found = by_native(lambda: echo(kind, value))
     assert len(found) == 1
     assert found == by_python(lambda: echo(kind, value))
@@ -217,6 +222,8 @@ def sample_pairs(info: Any) -> list[tuple[str, str, str]]:
 
     sides = []
     for capture in (by_python, by_native):
+        random.seed(0)  # some samples draw numbers
+        torch.manual_seed(0)
         sample = next(iter(info.sample_inputs("cpu", torch.float32, requires_grad=grad)), None)
         if sample is None:
             return []
@@ -252,9 +259,10 @@ def test_reductions_are_named_and_groups_shown(group: None, name: str) -> None:
         except RuntimeError:  # not every backend has all of them; the call was made
             assert name in ("AVG", "PREMUL_SUM")
 
-    [(operator, text)] = by_native(call)
+    (operator, text), *others = by_native(call)
+    assert not others or OLDEST  # whose Python code prints the arguments of a call that failed
     assert operator == "c10d.allreduce_.default"
-    assert text.startswith(f"reduce_op={name}, ")
+    assert text.startswith(f"reduce_op={'<ReduceOp>' if OLDEST else name}, ")
     assert text.endswith("\tprocess_group=<ProcessGroup>")
     assert by_python(call) == [(operator, text)]
 
