@@ -266,6 +266,7 @@ class Dispatch:
         """What a mode cannot see, or must not be active in."""
         patch_graph_replay(patches, entered)
         patch_for_mode(patches, entered)
+        torch_private.admit_higher_order_operators(patches, CaptureMode)
 
     def finish_collectives(self) -> None:
         """Write the events of collectives that are still in flight."""

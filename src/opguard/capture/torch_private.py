@@ -73,6 +73,25 @@ def remove_mode(mode: Any) -> bool:
     return found
 
 
+def admit_higher_order_operators(patches: Any, cls: type) -> None:
+    """Let ``torch.cond`` and the like run under a mode of this class.
+
+    Before torch had ``supports_higher_order_operators`` they raised unless each knew the class.
+    """
+    if hasattr(python_dispatch.TorchDispatchMode, "supports_higher_order_operators"):
+        return
+    original = torch._ops.HigherOrderOperator.dispatch
+
+    def dispatch(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(mode: Any, *args: Any, **kwargs: Any) -> Any:
+            return mode.__torch_dispatch__(operator, (), args, kwargs)
+
+        operator.python_key_mode_table.setdefault(cls, call)
+        return original(operator, *args, **kwargs)
+
+    patches.replace(torch._ops.HigherOrderOperator, "dispatch", dispatch)
+
+
 def storage_key(storage: Any) -> int:
     """Address of the StorageImpl: unique as long as a weak reference to it is held."""
     key: int = storage._cdata
