@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from native_support import OLDEST
+
 CASES = Path(__file__).parents[1] / "cases"
 ORIGINAL = Path(__file__).parents[3] / "shared" / "cases"
 OWN = CASES.with_name("cases_own")
@@ -35,6 +37,8 @@ score = load_score()
     ids=lambda p: p.name,
 )
 def test_case(case, tmp_path):
+    if OLDEST and case.name == "42_decay_on_norm":
+        pytest.skip("AdamW multiplies by 1 where nothing decays: another argument comes first")
     spec = json.loads((case / "case.json").read_text())
     args = argparse.Namespace(mode="trusted", mechanism=None)
     for variant in ("reference", "suspect"):

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opguard
 from captured import unseen
-from native_support import needs_native
+from native_support import OLDEST, needs_native
 from parity import DEVIATIONS, Parity
 from parity_runs import MECHANISMS, both, captured
 
@@ -81,6 +81,12 @@ def sparse_gradient() -> None:
     layer.weight.grad = None
 
 
+def topk() -> None:
+    leaf(4).topk(2)[0].sum().backward()
+
+
+LATER = (sparse_gradient, topk)
+"""In torch 2.4 these take one path."""
 EXAMPLES: list[tuple[str, Callable[[], Any]]] = [
     ("in place", gradients_meet),
     ("clone", saved_before_it_is_overwritten),
@@ -93,7 +99,7 @@ EXAMPLES: list[tuple[str, Callable[[], Any]]] = [
     ("prod", lambda: leaf(3).prod().backward()),
     ("max and median of all elements", lambda: leaf(3).max().backward()),
     ("max and median of all elements", lambda: leaf(3).median().backward()),
-    ("values of max, sort, topk and their like", lambda: leaf(4).topk(2)[0].sum().backward()),
+    ("values of max, sort, topk and their like", topk),
     ("index", lambda: leaf(3)[torch.tensor([0, 1])].sum().backward()),
     ("masked_fill", masked),
     ("zero tensors", lambda: torch.func.hessian(lambda v: v.pow(2).sum())(torch.ones(2))),
@@ -118,7 +124,8 @@ def test_the_table_is_that_of_the_documentation() -> None:
 def test_a_row_of_the_table_is_real(tmp_path: Path, name: str, run: Callable[[], Any]) -> None:
     parity = both(tmp_path, run)
     assert parity.differences == []
-    assert name in {row.name for row in parity.used}
+    if not (OLDEST and run in LATER):
+        assert name in {row.name for row in parity.used}
 
 
 def test_each_row_has_its_example() -> None:

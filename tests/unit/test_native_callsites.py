@@ -316,7 +316,6 @@ class Ask(torch.autograd.Function):
         return cast(torch.Tensor, gradient * value)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast")  # torch 2.4 calls it
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint_and_custom_functions(both: Both, reentrant: bool) -> None:
     Ask.both = both

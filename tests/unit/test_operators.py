@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed
 
+from native_support import OLDEST
 from opguard.capture.operators import C10D_WRITES, C10D_WRITES_NOTHING
 
 
@@ -16,7 +17,8 @@ def test_every_c10d_operator_is_in_one_table() -> None:
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("c10d::")
     }
-    assert set(schemas) == set(C10D_WRITES) | C10D_WRITES_NOTHING
+    later = {"check_for_nan"} if OLDEST else set()
+    assert set(schemas) == (set(C10D_WRITES) | C10D_WRITES_NOTHING) - later
     assert not set(C10D_WRITES) & C10D_WRITES_NOTHING
     for name, writes in C10D_WRITES.items():
         assert {argument for argument, _ in writes} <= schemas[name], name
