@@ -4,9 +4,9 @@
 
 The program trains on two threads at once, with sequences of changing length, random numbers, views,
 written lists, numbers and places that are ever other ones, operators that raise, and tensors that
-come and go. Resident memory is read each time another 2 % of the events are stored. It is flat when the highest reading of the second half is at
-most 16 MiB above the highest between 10 % and 50 %. Over 10 million events that is less than four
-bytes an event.
+come and go. Resident memory is read each time another 2 % of the events are stored. It is flat when
+the highest reading of the second half is at most 16 MiB above the highest between 10 % and 50 %.
+Over 10 million events that is less than four bytes an event.
 
 The run is written in full, about 100 bytes an event, and removed at the end.
 """

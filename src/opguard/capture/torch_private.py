@@ -80,7 +80,7 @@ def admit_higher_order_operators(patches: Any, cls: type) -> None:
     """
     if hasattr(python_dispatch.TorchDispatchMode, "supports_higher_order_operators"):
         return
-    original = torch._ops.HigherOrderOperator.dispatch
+    original: Any = torch._ops.HigherOrderOperator.dispatch
 
     def dispatch(operator: Any, *args: Any, **kwargs: Any) -> Any:
         def call(mode: Any, *args: Any, **kwargs: Any) -> Any:
