@@ -160,7 +160,8 @@ def test_of_ever_other_strings_the_older_ones_are_forgotten(
     make: Callable[[], Any], kind: str
 ) -> None:
     interner = make()
-    large = [chr(97 + number) * (interning.MOST_CHARACTERS // 4) for number in range(6)]
+    length = interning.MOST_CHARACTERS // 4 - 128  # 4 of them fit
+    large = [chr(97 + number) * length for number in range(6)]
     assert [interner.intern(kind, text) for text in large[:4]] == [0, 1, 2, 3]
     assert interner.intern(kind, large[0]) == 0
     assert [interner.intern(kind, text) for text in large[4:]] == [4, 5]

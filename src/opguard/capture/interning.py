@@ -46,11 +46,11 @@ class Interner:
             table = self._tables[kind]
             if value in table.ids:
                 return table.ids[value]
+            table.characters += len(value) + _COST
             if kind in OPEN_KINDS and table.characters > MOST_CHARACTERS:
                 table = self._tables[kind] = _Table(first=table.first + len(table.texts))
             number = table.first + len(table.texts)
             table.texts.append(value)
-            table.characters += len(value) + _COST
             self._new.append((kind, number, value))
             table.ids[value] = number
             return number
