@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,42 @@ def sends() -> None:
     dist.recv(y, 1 - dist.get_rank())
     y.cos()
     work.wait()
+
+
+@program
+def waits_for_nothing() -> None:
+    """The collective's event is written where its input is overwritten, before its end."""
+    functional = torch.ops._c10d_functional
+    group = dist.group.WORLD.group_name
+    x = torch.ones(4)
+    y = functional.all_reduce(x, "sum", group)
+    x.add_(1)
+    functional.wait_tensor(y)
+    (y + 1).sum()
+
+
+@program
+def functional_autograd() -> None:
+    import torch.distributed._functional_collectives as funcol
+
+    if dist.get_rank() == 1:
+        time.sleep(0.3)
+    x = torch.arange(4.0, requires_grad=True)
+    funcol.all_gather_tensor_autograd(x, 0, dist.group.WORLD).mul(2).sum()
+
+
+def inner(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    dist.all_reduce(y)
+    return y
+
+
+@program
+def inside_an_operator() -> None:
+    with torch.library._scoped_library("opguard_ranks", "FRAGMENT") as library:
+        library.define("reduces(Tensor x) -> Tensor")
+        library.impl("reduces", inner, "CPU")
+        torch.ops.opguard_ranks.reduces(torch.ones(3)).sum()
 
 
 @program

@@ -122,13 +122,11 @@ struct NativeRecorder {
   py::object call_graph(const py::object& call, const py::sequence& inputs,
                         const std::string& arguments) {
     std::vector<Slotted> reads;
-    std::size_t position = 0;
+    StringId position = 0;
     for (const py::handle input : inputs) {
       ++position;
       if (THPVariable_Check(input.ptr())) {
-        const std::string slot = "args[" + std::to_string(position) + "]";
-        reads.push_back(
-            {interner->intern(StringKind::Slot, slot), THPVariable_Unpack(input.ptr())});
+        reads.push_back({position, THPVariable_Unpack(input.ptr())});
       }
     }
     const StringId arguments_id = interner->intern(StringKind::Arguments, arguments);

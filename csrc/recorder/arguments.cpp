@@ -138,16 +138,6 @@ c10::ArrayRef<IValue> items(const IValue& value) {
   return value.isList() ? value.toListRef() : c10::ArrayRef<IValue>(value.toTupleRef().elements());
 }
 
-/// Symbolic ones that stand for a number, and those of 2^63 and more.
-std::optional<std::string> whole_number(const IValue& value) {
-  if (value.isSymInt()) {
-    const auto number = value.toSymInt().maybe_as_int();
-    return number.has_value() ? std::optional(std::to_string(*number)) : std::nullopt;
-  }
-  const auto number = unsigned_number(value, 0);
-  return number.has_value() ? std::optional(std::to_string(*number)) : std::nullopt;
-}
-
 void append_int(std::string& text, std::int64_t value, Named named) {
   switch (named) {
     case Named::Dtype: append_name(text, kDtypes, value); return;
@@ -192,8 +182,8 @@ void append_text(std::string& text, const IValue& value, Named named) {
     } else {
       text += "<Tensor>";
     }
-  } else if (const auto number = whole_number(value)) {
-    text += *number;
+  } else if (const auto number = unsigned_number(value, 0)) {
+    text += std::to_string(*number);
   } else {
     append_object(text, value);
   }

@@ -50,29 +50,24 @@ std::vector<WorkPtr> Collectives::unfinished() const {
   return works;
 }
 
-void Collectives::poll(std::unique_lock<std::mutex>& lock) {
+std::vector<WorkPtr> Collectives::poll(std::unique_lock<std::mutex>& lock) {
+  std::vector<WorkPtr> works = unfinished();
   std::vector<const void*> done;
   {
-    std::vector<WorkPtr> works = unfinished();
     const Released released(lock);
-    for (WorkPtr& work : works) {
+    for (const WorkPtr& work : works) {
       if (work_is_done(work)) {
         done.push_back(work.get());
       }
-      work.reset();  // the last reference may be a Python object's
     }
   }
   for (PendingCollective& pending : pending_) {
     pending.done |= std::find(done.begin(), done.end(), pending.work.get()) != done.end();
   }
+  return works;
 }
 
 void Collectives::called(std::unique_ptr<Call>& call, Results result) {
-  if (call->op->waits) {
-    const Keys keys(call->storages.begin(), call->storages.end());
-    finish_where([&keys](const PendingCollective& p) { return meet(keys, p.writes); }, true);
-    return;
-  }
   PendingCollective pending;
   pending.work = result.empty() ? WorkPtr() : work_of(result.back());
   if (!pending.work) {
@@ -97,12 +92,21 @@ void Collectives::called(std::unique_ptr<Call>& call, Results result) {
   pending.call = std::move(call);
   pending_.push_back(std::move(pending));
   count_.store(pending_.size(), std::memory_order_relaxed);
+  if (pending_.size() > kMostPending) {
+    PendingCollective oldest = std::move(pending_.front());
+    pending_.erase(pending_.begin());
+    count_.store(pending_.size(), std::memory_order_relaxed);
+    finish_(oldest, oldest.done);
+    finished_.push_back(std::move(oldest));
+  }
+}
+
+void Collectives::arrived(const Call& call) {
+  const Keys keys(call.storages.begin(), call.storages.end());
+  finish_where([&keys](const PendingCollective& p) { return meet(keys, p.writes); }, true);
 }
 
 void Collectives::touch(const Call& call) {
-  if (call.op->waits) {
-    return;  // finishes them once it has returned
-  }
   const Keys written = storages_of(call.writes);
   Keys touched = storages_of(call.reads);
   touched.insert(touched.end(), written.begin(), written.end());
@@ -127,6 +131,12 @@ void Collectives::waited(const WorkPtr& work, bool arrived) {
 
 void Collectives::finish_all() {
   finish_where([](const PendingCollective&) { return true; }, false);
+}
+
+void Collectives::abandon() {
+  std::move(pending_.begin(), pending_.end(), std::back_inserter(finished_));
+  pending_.clear();
+  count_.store(0, std::memory_order_relaxed);
 }
 
 template <typename Wanted>

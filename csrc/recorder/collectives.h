@@ -14,6 +14,10 @@
 
 namespace opguard {
 
+/// Collectives that nobody waits for keep their tensors: past this many the oldest is written as it
+/// stands. A count is a place in the program, too.
+constexpr std::size_t kMostPending = 2048;
+
 /// A collective that was called and not waited for.
 struct PendingCollective {
   WorkPtr work;  ///< null for functional collectives, which give no handle
@@ -24,7 +28,7 @@ struct PendingCollective {
   std::vector<at::Tensor> returned;  ///< kept, so that their storages stay
 };
 
-/// The collectives in flight of one process. All but `any` and `poll` under the capture's lock.
+/// The collectives in flight of one process. All but `any` is called under the capture's lock.
 class Collectives {
  public:
   /// Writes the event; `ready` is false while the data may still be in flight.
@@ -33,8 +37,8 @@ class Collectives {
 
   bool any() const { return count_.load(std::memory_order_relaxed) != 0; }
   /// Ask each work whether it is done. A work may be written in Python: `lock` is released
-  /// meanwhile.
-  void poll(std::unique_lock<std::mutex>& lock);
+  /// meanwhile, and the works are returned, to be let go of where it is not held.
+  std::vector<WorkPtr> poll(std::unique_lock<std::mutex>& lock);
 
   /// A collective returned. Its event is written now if nothing is to arrive.
   void called(std::unique_ptr<Call>& call, Results result);
@@ -43,8 +47,12 @@ class Collectives {
   void waiting(const WorkPtr& work);
   /// `work.wait()` returned, or raised: then the data did not arrive.
   void waited(const WorkPtr& work, bool arrived);
+  /// `wait_tensor` returned: the data of the storages that it read are there.
+  void arrived(const Call& call);
   /// The capture ends.
   void finish_all();
+  /// It has failed: nothing is written any more.
+  void abandon();
   /// What was let go of: destroyed by the caller once the capture's lock is released.
   std::vector<PendingCollective> take_finished();
 

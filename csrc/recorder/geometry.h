@@ -50,7 +50,9 @@ class Geometries {
 
   /// The geometry of a strided tensor with those conj and neg bits.
   const Geometry& of(const at::Tensor& tensor, Bits bits);
-  bool crowded() const { return all_.size() >= kMostGeometries; }
+  bool crowded() const {
+    return all_.size() >= kMostGeometries || relative_.size() >= kMostGeometries;
+  }
   /// Those handed out are freed. Later ones get numbers and value keys of their own.
   void forget();
   /// Strides id of a view that is known through `base`: with its place in it.

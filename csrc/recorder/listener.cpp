@@ -114,27 +114,28 @@ bool Listener::enter_graph(std::vector<Slotted> reads, StringId arguments) {
     return false;
   }
   auto call = thread.take_call();
-  Open open = Open::Event;
+  bool makes_event = false;
   try {
-    if (!recorder_->before_graph(*call, std::move(reads), arguments)) {
-      open = Open::Quiet;
-    }
+    makes_event = recorder_->before_graph(*call, std::move(reads), arguments);
   } catch (const std::exception& error) {
     recorder_->fail(reason(error));
+  }
+  if (!makes_event) {
+    thread.give_back(std::move(call));
     return false;
   }
   thread.capture = recorder_->program.number();
   thread.hidden = 0;
   thread.call = std::move(call);
-  thread.open = open;
+  thread.open = Open::Event;
   return true;
 }
 
 void Listener::leave_graph(Results result, bool raised) {
   ThreadState& thread = this_thread();
   auto call = std::move(thread.call);
-  const Open open = std::exchange(thread.open, Open::None);
-  if (open == Open::Event && recorder_->armed.load()) {
+  thread.open = Open::None;
+  if (recorder_->armed.load()) {
     try {
       if (raised) {
         recorder_->raised(*call);

@@ -28,7 +28,7 @@ class Listener {
   void stop_after_fork();
 
   /// A compiled graph is about to run on this thread: what it calls is part of it. Returns false
-  /// where nothing is captured; then `leave_graph` must not be called.
+  /// where it makes no event; then `leave_graph` must not be called.
   bool enter_graph(std::vector<Slotted> reads, StringId arguments);
   /// It returned these tensors and numbers, or raised.
   void leave_graph(Results result, bool raised);

@@ -29,7 +29,7 @@ class Recorder::Locked {
 
   void poll_collectives() {
     if (recorder_.collectives_.any()) {
-      recorder_.collectives_.poll(lock_);
+      polled_ = recorder_.collectives_.poll(lock_);
     }
   }
 
@@ -46,6 +46,7 @@ class Recorder::Locked {
   }
 
   Recorder& recorder_;
+  std::vector<WorkPtr> polled_;  // destroyed after the lock was released
   std::unique_lock<std::mutex> lock_;
   const bool waits_;
 };

@@ -163,7 +163,8 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle, const Tabl
   op->is_void = is_void(names);
   op->partial = aten && tables.partial_writers.count(names.base) != 0;
   op->copies = aten && tables.copies.count(names.base) != 0;
-  op->collective = names.space == "c10d" || names.space == "_c10d_functional";
+  op->collective = names.space == "c10d" || names.space == "_c10d_functional" ||
+                   names.space == "_c10d_functional_autograd";
   op->unset_outputs = listed(tables.unset_outputs, names.schema);
   op->written_returns = listed(tables.written_returns, names.schema);
   op->sets_storage = names.schema == "aten::set_";

@@ -22,17 +22,17 @@ void Recorder::finish(Call& call, Results result, bool ready) {
     write_tensor(call, outputs, write.slot, write.tensor, written, ready);
   }
   write_result(call, outputs, result, ready);
-  reread_inputs(call);
+  note_silent_writes(call);
   emit(call, outputs, 0);
 }
 
-void Recorder::reread_inputs(const Call& call) {
+void Recorder::note_silent_writes(const Call& call) {
   if (call.op != compiled_graph) {
     return;
   }
   for (const c10::StorageImpl* storage : call.storages) {
     if (Storage* known = reader_.values.find(storage)) {
-      known->reread();
+      known->may_be_written();
     }
   }
 }

@@ -74,6 +74,7 @@ Recorder::Recorder(std::shared_ptr<Interner> interner, std::unique_ptr<CallSites
       }),
       state_(operators.without_schema("opguard.state")),
       rng_slot_(interner_->intern(StringKind::Slot, "rng")),
+      graph_slot_(interner_->intern(StringKind::Slot, "args")),
       no_arguments_(interner_->intern(StringKind::Arguments, "")) {
   for (std::size_t index = 0; index < returns_.size(); ++index) {
     returns_[index] = interner_->intern(StringKind::Slot, std::to_string(index));
@@ -103,6 +104,12 @@ bool Recorder::before(Call& call, c10::ArrayRef<const c10::IValue> stack) {
     return false;
   }
   call.event.arguments = arguments_id(*call.op, stack, *interner_);
+  if (call.op->waits) {  // what it waits for is not read before
+    for (const Slotted& read : call.reads) {
+      call.storages.push_back(storage_key(read.tensor));
+    }
+    return true;
+  }
   if (collectives_.any()) {
     collectives_.touch(call);
   }
@@ -163,11 +170,22 @@ void Recorder::after(std::unique_ptr<Call>& call, Results result) {
     return;
   }
   Locked locked(*this);
-  if (call->op->collective) {
+  if (call->op->waits) {
+    arrived(*call);
+  } else if (call->op->collective) {
     collectives_.called(call, result);
   } else if (!call->writes.empty() || !is_view(*call, result)) {
     finish(*call, result, true);
   }
+}
+
+void Recorder::arrived(const Call& call) {
+  for (const c10::StorageImpl* storage : call.storages) {
+    if (Storage* known = reader_.values.find(storage)) {
+      known->reread();
+    }
+  }
+  collectives_.arrived(call);
 }
 
 void Recorder::after_maybe_view(std::unique_ptr<Call>& call,
@@ -200,14 +218,13 @@ void Recorder::raised(Call& call) {
   for (const Slotted& write : call.writes) {
     reader_.forget(write.tensor, true);
   }
-  reread_inputs(call);
+  note_silent_writes(call);
   if (!call.dataless) {
     emit(call, {}, kRaised);
   }
 }
 
 void Recorder::touch(Call& call, c10::ArrayRef<const c10::IValue> stack) {
-  prepare(call, stack);
   Locked locked(*this);
   locked.poll_collectives();
   sort(call, stack, reader_);
@@ -228,12 +245,17 @@ void Recorder::passed(const at::Tensor& tensor) {
 
 bool Recorder::before_graph(Call& call, std::vector<Slotted> reads, StringId arguments) {
   call.op = compiled_graph;
-  begin(call);
   call.event.arguments = arguments;
   call.reads = std::move(reads);
   const bool makes_event = !only_touches(*call.op);
+  if (makes_event) {
+    begin(call);
+  }
   {
     Locked locked(*this);
+    for (Slotted& read : call.reads) {
+      read.slot = reader_.element_slot(graph_slot_, read.slot);
+    }
     locked.poll_collectives();
     if (collectives_.any()) {
       collectives_.touch(call);
@@ -242,13 +264,16 @@ bool Recorder::before_graph(Call& call, std::vector<Slotted> reads, StringId arg
       read_inputs(call);
     }
   }
+  if (!makes_event) {
+    return false;
+  }
   for (const Slotted& read : call.reads) {
     if (traits(read.tensor).plain) {
       call.kept.push_back(read.tensor.storage().getWeakStorageImpl());
     }
   }
   call.reads.clear();  // the graph frees its inputs where it has no more use for them
-  return makes_event;
+  return true;
 }
 
 void Recorder::after_graph(Call& call, Results result) {

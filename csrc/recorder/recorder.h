@@ -56,8 +56,8 @@ class Recorder {
   void rebuilds(c10::ArrayRef<const c10::IValue> stack);
   /// A call that makes no event changed a tensor's metadata.
   void passed(const at::Tensor& tensor);
-  /// A compiled graph is about to run, with these values by position; the tensors of `result` are
-  /// what it returned, in order. False: the call makes no event.
+  /// A compiled graph is about to run, with these values, which have positions for slots; the
+  /// tensors of `result` are what it returned, in order. False: the call makes no event.
   bool before_graph(Call& call, std::vector<Slotted> reads, StringId arguments);
   void after_graph(Call& call, Results result);
 
@@ -78,7 +78,12 @@ class Recorder {
   /// Gives back what is held of the program's storages.
   void close();
   /// Whether calls are captured; nothing happens once the capture has failed or is over.
-  void select(bool selected) { on.store(selected && armed.load()); }
+  void select(bool selected) {
+    on.store(selected);
+    if (!armed.load()) {
+      on.store(false);
+    }
+  }
   /// Nothing is captured any more.
   void disarm() {
     armed.store(false);
@@ -110,7 +115,7 @@ class Recorder {
   bool aliases(const Call& call, const at::Tensor& tensor);
   void finish(Call& call, Results result, bool ready);
   /// A compiled graph may write its inputs silently.
-  void reread_inputs(const Call& call);
+  void note_silent_writes(const Call& call);
   void write_result(Call& call, std::vector<RecordRow>& outputs,
                     Results result, bool ready);
   void write_value(Call& call, std::vector<RecordRow>& outputs, StringId slot,
@@ -121,6 +126,7 @@ class Recorder {
   void emit_state(StringId module, std::vector<RecordRow>& rows);
   void write_number(std::vector<RecordRow>& outputs, StringId slot, const c10::IValue& value);
   void begin(Call& call);
+  void arrived(const Call& call);
   StringId boundary(StringId op, const Place& place);
 
   std::shared_ptr<Interner> interner_;
@@ -142,7 +148,7 @@ class Recorder {
   };
   std::unordered_map<BoundaryIds, StringId, BoundaryHash> boundaries_;
   Operator* const state_;
-  const StringId rng_slot_, no_arguments_;
+  const StringId rng_slot_, graph_slot_, no_arguments_;
   std::array<StringId, 64> returns_{};  // values past this many share the last one's slot
   std::int64_t foreign_values_ = 0;
   std::atomic<std::int64_t> events_{0};

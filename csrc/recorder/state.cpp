@@ -87,6 +87,7 @@ void Recorder::cut() {
 void Recorder::close() {
   rows.close();
   Locked locked(*this, /*waits=*/false);
+  collectives_.abandon();
   reader_.values.forget_all();
 }
 

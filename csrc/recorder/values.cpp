@@ -1,7 +1,6 @@
 #include "recorder/values.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "common/check.h"
 
@@ -37,10 +36,6 @@ bool is_shared(const c10::StorageImpl& storage) {
          THManagedMapAllocator::fromDataPtr(data) != nullptr;
 }
 
-bool meets(const Write& write, std::int64_t start, std::int64_t end) {
-  return write.start < end && start < write.end;
-}
-
 }  // namespace
 
 // One storage
@@ -60,30 +55,7 @@ void Storage::learn(const Geometry& geometry, const fingerprint::Digest& digest)
 }
 
 const Known* Storage::covering(const Geometry& geometry) const {
-  const bool cut = writers_.size() >= kMostProducers &&
-                   producers(geometry).size() == kMostProducers;
-  return merged_ || cut ? nullptr : known_.covering(geometry);
-}
-
-Producers Storage::producers(const Geometry& geometry) const {
-  Producers found;
-  Record lowest = std::numeric_limits<Record>::max();
-  for (auto write = writers_.rbegin(); write != writers_.rend(); ++write) {
-    if (!meets(*write, geometry.start, geometry.end)) {
-      continue;
-    }
-    // What is left of one write lies side by side, and later writes have higher numbers.
-    if (write->record < lowest) {
-      lowest = write->record;
-    } else if (std::find(found.begin(), found.end(), write->record) != found.end()) {
-      continue;
-    }
-    found.push_back(write->record);
-    if (found.size() == kMostProducers) {
-      break;
-    }
-  }
-  return found;
+  return writers_.lists_all(geometry.start, geometry.end) ? known_.covering(geometry) : nullptr;
 }
 
 Producers Storage::wrote(const Geometry& geometry, Record record, bool partial) {
@@ -93,15 +65,7 @@ Producers Storage::wrote(const Geometry& geometry, Record record, bool partial) 
     return {};
   }
   Producers before = producers(geometry);
-  const bool scattered = !geometry.dense || partial;
-  if (!scattered && !before.empty()) {
-    uncover(start, end);
-  }
-  writers_.push_back({start, end, record, scattered});
-  scattered_ += scattered ? 1 : 0;
-  if (scattered_ > kMostScattered) {
-    merge_scattered();
-  }
+  writers_.add(start, end, record, !geometry.dense || partial);
   known_.drop(start, end);
   if (void_.has_value() && !partial) {
     const bool whole = geometry.dense && geometry.nbytes == void_->nbytes();
@@ -110,50 +74,6 @@ Producers Storage::wrote(const Geometry& geometry, Record record, bool partial) 
     }
   }
   return before;
-}
-
-void Storage::uncover(std::int64_t start, std::int64_t end) {
-  c10::SmallVector<Write, 1> left;
-  for (const Write& write : writers_) {
-    if (!meets(write, start, end)) {
-      left.push_back(write);
-      continue;
-    }
-    if (end < write.end) {
-      left.push_back({end, write.end, write.record, write.scattered});
-    }
-    if (write.start < start) {
-      left.push_back({write.start, start, write.record, write.scattered});
-    }
-  }
-  writers_ = std::move(left);
-  count_scattered();
-}
-
-void Storage::count_scattered() {
-  scattered_ = static_cast<std::size_t>(std::count_if(
-      writers_.begin(), writers_.end(), [](const Write& write) { return write.scattered; }));
-  merged_ = merged_ && scattered_ != 0;
-}
-
-void Storage::merge_scattered() {
-  std::size_t left = scattered_ / 2;
-  Write merged{std::numeric_limits<std::int64_t>::max(), 0, kNoRecord, true};
-  c10::SmallVector<Write, 1> kept;
-  for (const Write& write : writers_) {
-    if (!write.scattered || left == 0) {
-      kept.push_back(write);
-      continue;
-    }
-    merged = {std::min(merged.start, write.start), std::max(merged.end, write.end), write.record,
-              true};
-    if (--left == 0) {
-      kept.push_back(merged);
-    }
-  }
-  writers_ = std::move(kept);
-  count_scattered();
-  merged_ = true;
 }
 
 void Storage::leave_void(const Geometry& geometry, const Unset& unset) {
@@ -187,8 +107,6 @@ void Storage::make_external() {
 void Storage::forget(bool keep_void) {
   known_.clear();
   writers_.clear();
-  scattered_ = 0;
-  merged_ = false;
   first_reader = kNoRecord;
   if (!keep_void) {
     void_.reset();
@@ -198,15 +116,7 @@ void Storage::forget(bool keep_void) {
 void Storage::resized(std::int64_t nbytes) {
   known_.clear();
   if (nbytes < nbytes_) {
-    c10::SmallVector<Write, 1> left;
-    for (const Write& write : writers_) {
-      if (write.start < nbytes) {
-        left.push_back(
-            {write.start, std::min(write.end, nbytes), write.record, write.scattered});
-      }
-    }
-    writers_ = std::move(left);
-    count_scattered();
+    writers_.cut(nbytes);
   }
   if (void_.has_value()) {
     void_->resize(nbytes);

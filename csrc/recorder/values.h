@@ -15,33 +15,16 @@
 #include "recorder/geometry.h"
 #include "recorder/known_values.h"
 #include "recorder/void_map.h"
+#include "recorder/writers.h"
 
 namespace opguard {
-
-/// Global index of a tensor record of this rank.
-using Record = std::int64_t;
-constexpr Record kNoRecord = -1;
-/// Newest first.
-using Producers = c10::SmallVector<Record, 4>;
 
 /// Storages met between two sweeps for dead ones, or this part of those alive where that is more.
 /// An entry keeps a dead storage's struct, and one that lies within memory that was freed splits
 /// it: with 8,192 of them a chain of 4 MiB temporaries took up 3.6 MiB more with each call.
 constexpr std::size_t kSweepEvery = 64;
 constexpr std::size_t kSweepPart = 8;
-/// Writes of a storage that may stand beside each other in one span. A ring buffer or a cache, of
-/// which each strided write leaves the former ones in place, has ever more: of these the older half
-/// then counts as one, by the newest of them.
-constexpr std::size_t kMostScattered = 1024;
-constexpr std::size_t kMostProducers = 1024;  ///< listed of one tensor: the newest
 constexpr std::size_t kMostHolders = 8;      ///< tensors remembered for a storage
-
-struct Write {
-  std::int64_t start;
-  std::int64_t end;
-  Record record;
-  bool scattered;  ///< strided or partial: bytes of the span may be older
-};
 
 /// What capture knows of one storage.
 class Storage {
@@ -60,8 +43,16 @@ class Storage {
   void learn(const Geometry& geometry, const fingerprint::Digest& digest);
   /// Forget all fingerprints: the bytes are read again, the writers stay.
   void reread() { known_.clear(); }
+  /// A compiled graph may have written it silently. The writers stay, what was void counts as
+  /// written.
+  void may_be_written() {
+    known_.clear();
+    void_.reset();
+  }
   /// Records whose bytes the tensor may read, newest first, each once.
-  Producers producers(const Geometry& geometry) const;
+  Producers producers(const Geometry& geometry) const {
+    return writers_.over(geometry.start, geometry.end);
+  }
   /// A captured write; returns the records whose bytes it overwrote, newest first. `partial`:
   /// elements of the tensor may have kept their old bytes.
   Producers wrote(const Geometry& geometry, Record record, bool partial);
@@ -96,9 +87,6 @@ class Storage {
   void refresh(const c10::StorageImpl& storage);
   void moved(const at::Tensor& tensor, std::int64_t version);
   void hold(const void* holder);
-  void uncover(std::int64_t start, std::int64_t end);
-  void count_scattered();
-  void merge_scattered();
 
   c10::weak_intrusive_ptr<c10::StorageImpl> weak_;
   std::int64_t nbytes_;
@@ -108,9 +96,7 @@ class Storage {
   // Tensors (a view's base for the view) that were read or written with it, by address, newest
   // first: their counters are covered by `version_`.
   c10::SmallVector<const void*, 2> holders_;
-  c10::SmallVector<Write, 1> writers_;  // newest last
-  std::size_t scattered_ = 0;           // of them
-  bool merged_ = false;
+  Writers writers_;
   KnownValues known_;
   std::optional<VoidMap> void_;
   bool external_ = false;
@@ -142,7 +128,6 @@ class Values {
   /// may hold the last reference to a storage, and one that Python has seen lets go of its Python
   /// object then, for which older torch (2.4) takes the GIL.
   std::vector<Dropped> take_dropped() { return std::exchange(dropped_, {}); }
-  bool has_dropped() const { return !dropped_.empty(); }
 
  private:
   Storage& enter(const at::Tensor& tensor, const c10::Storage& storage);

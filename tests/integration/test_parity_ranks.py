@@ -64,6 +64,11 @@ def test_programs(tmp_path: Path) -> None:
     for name in MECHANISMS:
         assert_nothing_in_flight(tmp_path / "views_in_flight-trusted" / name)
         assert_nothing_in_flight(tmp_path / "views_in_flight-collectives" / name)
+        for rank in read(tmp_path / "waits_for_nothing-trusted" / name):
+            assert rank.one("add").inputs["self"]["mix64"] == "d5eeedf9f78903ac"  # of 2, 2, 2, 2
+        for rank in read(tmp_path / "functional_autograd-trusted" / name):
+            (gathered,) = rank.one("all_gather_into_tensor").outputs.values()
+            assert gathered["mix64"] == "cdfe28f15852bd48"  # of 0, 1, 2, 3, twice
         for rank in read(tmp_path / "sends-trusted" / name):
             assert rank.names.index("send") < rank.names.index("sin")
 

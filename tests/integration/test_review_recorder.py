@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import captured
 import opguard
 from captured import capture, read, run_source
 from opguard.capture import choice
@@ -201,3 +202,48 @@ def test_auto_does_not_start_the_gpu_runtime(
         assert len(notes) == 1
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert chosen(settings) == (Native.__name__, [])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_a_compiled_graph_fills_is_void_no_more(tmp_path: Path, inference: bool) -> None:
+    """Under inference mode no version counter tells that the graph wrote."""
+    torch._dynamo.reset()
+
+    @torch.compile
+    def fill(buffer: torch.Tensor, x: torch.Tensor, factor: float) -> None:
+        buffer.copy_(x * factor)
+
+    def program(factor: float) -> None:
+        with torch.inference_mode(inference):
+            buffer = torch.empty(8)
+            fill(buffer, torch.arange(8.0), factor)
+            opguard.watch("buffer", buffer)
+            buffer.sum()
+
+    for name, factor in (("same", 1.5), ("other", 2.5)):
+        with opguard.capture(tmp_path / name, mechanism=captured.MECHANISM):
+            program(factor)
+    rank = capture(tmp_path / "run", lambda: program(1.5))
+    read_after = rank.one("sum").inputs["self"]
+    assert read_after["mix64"] == hex_of(torch.arange(8.0) * 1.5)
+    assert opguard.compare(tmp_path / "same", tmp_path / "run").verdict == "identical"
+    # Not "diverged": what the graph wrote is no output of its event.
+    assert opguard.compare(tmp_path / "other", tmp_path / "run").verdict == "inconclusive"
+
+
+def test_symbolic_sizes_are_not_asked(tmp_path: Path) -> None:
+    """To ask one takes the interpreter lock and puts a guard on it."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def program() -> None:
+        def f(x: torch.Tensor) -> torch.Tensor:
+            return torch.empty(x.shape[0] * 2) + 0
+
+        graphs.append(make_fx(f, tracing_mode="symbolic")(torch.ones(5)).code)
+
+    graphs: list[str] = []
+    program()
+    capture(tmp_path / "run", program)
+    assert graphs[0] == graphs[1]
+    assert "[10]" not in graphs[1]

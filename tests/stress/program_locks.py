@@ -7,6 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 from support import calls, capture, in_threads, nothing_left, run_of
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from opguard.capture import native as mechanism
 
@@ -72,5 +74,29 @@ with capture("group"):
 nothing_left()
 events = [event for event in run_of("group").events if event.name == "broadcast_"]
 assert [bool(event.inputs) for event in events] == [True, False] * 300, events[:3]
+
+
+# A symbolic size answers in Python, too.
+environment = ShapeEnv()
+symbol = environment.create_symbol(7, ConstantSource("s"), dynamic_dim=DimDynamic.DYNAMIC)
+size = environment.create_symintnode(symbol, hint=7, source=ConstantSource("s"))
+ended.clear()
+
+
+def resizes():
+    storage = torch.ones(4).untyped_storage()
+    while not ended.is_set():
+        storage.resize_(16)
+
+
+def asks():
+    for _ in range(2000):
+        torch.empty((size, 2), device="meta")
+    ended.set()
+
+
+with capture("sizes"):
+    in_threads(resizes, asks)
+nothing_left()
 
 print("ok")

@@ -104,8 +104,6 @@ def _float(value: float) -> str:
 def _object(value: Any) -> tuple[str, str]:
     if isinstance(value, NAMED_TYPES):
         return str(value).removeprefix("torch."), ""
-    if isinstance(value, torch.SymInt):
-        return repr(int(value)), ""
     if isinstance(value, torch.ScriptObject):
         kind = value._type().qualified_name().rpartition(".")[2]
         if kind == "ProcessGroup":

@@ -16,8 +16,8 @@ from opguard.errors import NativeError, UsageError
 from opguard.fingerprint import native
 from opguard.settings import CaptureSettings
 
-_DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Device files of NVIDIA's driver, that of WSL, and AMD's."""
+_DRIVERS: Final = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+"""Device files of NVIDIA's drivers, that of WSL, and AMD's."""
 _noted: set[str] = set()
 
 
@@ -54,5 +54,7 @@ def _has_gpu() -> bool:
     then no forked child could use it, nor could the program choose its devices any more."""
     if not torch.backends.cuda.is_built():
         return False
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    # The runtime stops at the first entry that names no device.
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "all").partition(",")[0].strip()
+    hidden = first in ("", "-1", "NoDevFiles")
     return not hidden and any(Path(driver).exists() for driver in _DRIVERS)

@@ -16,7 +16,9 @@ from opguard.capture import torch_private
 from opguard.capture.call import TENSOR, Call, kind_of, leaves
 from opguard.capture.traits import traits
 
-WAIT_TENSOR: Final = "_c10d_functional::wait_tensor"
+MOST_PENDING: Final = 2048
+"""Collectives that nobody waits for keep their tensors: past this many the oldest is written as
+it stands. A count is a place in the program, too."""
 
 
 @dataclass
@@ -50,9 +52,6 @@ class Collectives:
     def called(self, call: Call, result: Any, finish: Callable[..., None]) -> None:
         """A collective returned: its event is written by ``finish(call, result, ready=…)`` now if
         nothing is to arrive, else where the data are there."""
-        if call.operator.schema_name == WAIT_TENSOR:
-            self._finish_all(call.storages, (), ready=True)
-            return
         reads = [tensor for _, tensor in call.reads]
         writes = [tensor for _, tensor in call.writes]
         work = work_in(result)
@@ -65,18 +64,21 @@ class Collectives:
         def finish_now(ready: bool) -> None:
             finish(call, value, ready=ready)
 
-        keys = frozenset(_storage_keys(reads)), frozenset(_storage_keys(writes))
+        keys = frozenset(storage_keys(reads)), frozenset(storage_keys(writes))
         self.pending.append(PendingCollective(work, *keys, finish_now, (reads, writes)))
+        if len(self.pending) > MOST_PENDING:
+            self._finish(self.pending[0], ready=self.pending[0].ready())
+
+    def arrived(self, storages: list[int]) -> None:
+        """The program has waited for the data of these storages."""
+        self._finish_all(storages, (), ready=True)
 
     def touch(self, call: Call) -> None:
         """A call touches what is being written, or writes what is being read: the events of those
         collectives are written now."""
-        reads = _storage_keys(tensor for _, tensor in call.reads)
-        if call.operator.schema_name == WAIT_TENSOR:
-            call.storages.extend(reads)
-        else:
-            writes = _storage_keys(tensor for _, tensor in call.writes)
-            self._finish_all(reads, writes, ready=False)
+        reads = storage_keys(tensor for _, tensor in call.reads)
+        writes = storage_keys(tensor for _, tensor in call.writes)
+        self._finish_all(reads, writes, ready=False)
 
     def _finish_all(self, reads: Iterable[int], writes: Iterable[int], *, ready: bool) -> None:
         written = set(writes)
@@ -115,7 +117,8 @@ def work_in(result: Any) -> Any:
     return torch_private.work_of(last)
 
 
-def _storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
+def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Keys of the storages of those that are plain."""
     return [
         torch_private.storage_key(tensor.untyped_storage())
         for tensor in tensors

@@ -36,6 +36,7 @@ RECEIVES: Final = "w"
 FROM_ROOT: Final = "root"
 """Read on the root rank, overwritten on the others."""
 
+_COMMUNICATES: Final = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _OF_TORCH: Final = ("aten", "prim")
 """Namespaces whose ``sym_size`` and the like ask a tensor for its metadata."""
 
@@ -182,6 +183,8 @@ class Operator:
     bumps_first: bool
     """They do so before a mode sees the call."""
     collective: bool
+    waits: bool
+    """``wait_tensor``: it returns its argument once the data are there."""
     unset_outputs: tuple[int, ...]
     written_returns: tuple[int, ...]
     returned_writes: tuple[bool, ...]
@@ -232,7 +235,8 @@ def describe(func: Any, operator_id: int) -> Operator:
         partial=namespace == "aten" and base in PARTIAL_WRITERS,
         copies=namespace == "aten" and base in COPIES,
         declares_writes=declares_writes,
-        collective=namespace in ("c10d", "_c10d_functional"),
+        collective=namespace in _COMMUNICATES,
+        waits=f"{namespace}::{base}" == "_c10d_functional::wait_tensor",
         unset_outputs=UNSET_OUTPUTS.get(schema.name, ()),
         written_returns=WRITTEN_RETURNS.get(schema.name, ()),
         returned_writes=tuple(
@@ -321,6 +325,7 @@ def _without_schema(name: str, operator_id: int) -> Operator:
         copies=False,
         declares_writes=False,
         collective=False,
+        waits=False,
         unset_outputs=(),
         written_returns=(),
         returned_writes=(),

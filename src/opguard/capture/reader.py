@@ -13,8 +13,9 @@ from opguard.capture.geometry import Geometries, Geometry
 from opguard.capture.interning import Interner
 from opguard.capture.rows import RecordRow, Rows
 from opguard.capture.traits import Traits, traits
-from opguard.capture.values import NO_RECORD, Known, Producers, Storage, Values
+from opguard.capture.values import NO_RECORD, Known, Storage, Values
 from opguard.capture.void import Unset, VoidMap
+from opguard.capture.writers import Producers
 from opguard.fingerprint import tensor as fingerprints
 from opguard.fingerprint.numbers import number_bytes
 from opguard.fingerprint.stage import Digest, resolved
@@ -123,7 +124,10 @@ class Reader:
         key = (slot, suffix)
         found = self._part_slots.get(key)
         if found is None:
-            if suffix != SHARED and (len(self._part_slots) >= MOST_SLOTS or _is_far(suffix)):
+            near = _POSITIONS.sub(_shared, suffix)
+            if near != suffix:
+                return self.sub_slot(slot, near)
+            if suffix != SHARED and len(self._part_slots) >= MOST_SLOTS:
                 return self.sub_slot(slot, SHARED)
             name = self._interner.text("slot", slot)
             plain = name.removesuffix("!")
@@ -290,6 +294,6 @@ class Reader:
         return slot, dtype, flags, self._no_shape, self._no_strides, digest, ()
 
 
-def _is_far(suffix: str) -> bool:
-    """``[5000]`` or ``[0][5000]``: an element that has no slot of its own."""
-    return any(int(position) >= MOST_ELEMENTS for position in _POSITIONS.findall(suffix))
+def _shared(position: re.Match[str]) -> str:
+    """``[…]`` for ``[5000]``, an element that has no slot of its own."""
+    return SHARED if int(position[1]) >= MOST_ELEMENTS else position[0]

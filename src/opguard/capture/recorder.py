@@ -18,7 +18,7 @@ import torch
 from opguard.capture import torch_private
 from opguard.capture.call import TENSOR, Call, Sorter, has_data, kind_of, leaves
 from opguard.capture.callsite import CallSites
-from opguard.capture.collectives import Collectives
+from opguard.capture.collectives import Collectives, storage_keys
 from opguard.capture.interning import Interner
 from opguard.capture.modules import Program
 from opguard.capture.operators import Operator, describe, state_operator
@@ -28,6 +28,7 @@ from opguard.capture.reader import FRESH, OUTPUT, Output, Reader
 from opguard.capture.rows import RecordRow, Rows, StagePool
 from opguard.capture.traits import traits
 from opguard.capture.values import NO_RECORD
+from opguard.capture.views import are_views, is_plain_view
 from opguard.capture.void import Unset
 from opguard.model import STATE_OPERATOR, EventFlag, Mode, Reason
 
@@ -94,9 +95,12 @@ class Recorder:
         call.step = self.program.step
         call.host_ns = time.time_ns()
         with self.lock:
+            call.place = self.locator.locate(here, frame)
+            if operator.waits:  # what it waits for is not read before
+                call.storages = storage_keys(tensor for _, tensor in call.reads)
+                return call
             if self.collectives.pending:
                 self.collectives.touch(call)
-            call.place = self.locator.locate(here, frame)
             if operator.bumps_first:
                 self.reader.bumped(call.writes)
             for slot, tensor in call.reads:
@@ -147,10 +151,18 @@ class Recorder:
         """Read the outputs and write the event, unless the call was a pure view."""
         if call.dataless and not has_data(result):
             return
+        operator = call.operator
         with self.lock:
-            if call.operator.collective:
+            if operator.waits:
+                self.reader.values.reread(call.storages)
+                self.collectives.arrived(call.storages)
+            elif operator.collective:
                 self.collectives.called(call, result, self._finish)
-            elif call.writes or call.operator.is_never_view or not self._is_view(call, result):
+            elif (
+                call.writes
+                or operator.is_never_view
+                or not are_views(result, call.storages, self._parts)
+            ):
                 self._finish(call, result)
 
     def raised(self, call: Call) -> None:
@@ -159,46 +171,19 @@ class Recorder:
             for _, tensor in call.writes:
                 self.reader.forget(tensor, void=True)
             if not call.operator.parameters:
-                self.reader.values.reread(call.storages)
+                self.reader.values.may_be_written(call.storages)
             if not call.dataless:
                 self._emit(call, [], _RAISED)
 
     def is_plain_view(self, args: Any, result: Any, frame: FrameType | None) -> bool:
-        """A declared view, or several, of its first argument. Nothing is read: what a collective
-        has in flight is not touched."""
-        if not args or kind_of(args[0]) != TENSOR or not traits(args[0]).plain:
-            return False
-        key = torch_private.storage_key(args[0].untyped_storage())
-        views = [view for _, view in leaves(result, "")]
-        for view in views:
-            plain = kind_of(view) == TENSOR and traits(view).plain
-            if not plain or torch_private.storage_key(view.untyped_storage()) != key:
-                return False
-        self.locator.note_view(self.program.places.here, frame)
-        return bool(views)
+        """A declared view that is one: see :func:`opguard.capture.views.is_plain_view`."""
+        found = is_plain_view(args, result)
+        if found:
+            self.locator.note_view(self.program.places.here, frame)
+        return found
 
-    def _is_view(self, call: Call, result: Any) -> bool:
-        """Every output shares its storage with an input."""
-        tensors = 0
-        for _, value in leaves(result, ""):
-            if kind_of(value) == TENSOR:
-                tensors += 1
-                if not self._aliases(call, value):
-                    return False
-            elif isinstance(value, (bool, int, float, complex)):
-                return False
-        return tensors > 0
-
-    def _aliases(self, call: Call, tensor: torch.Tensor) -> bool:
-        kind = traits(tensor)
-        if kind.plain:
-            return torch_private.storage_key(tensor.untyped_storage()) in call.storages
-        if kind.dataless:
-            return True
-        parts = self.reader.parts(self._rng_slot, tensor)
-        return not isinstance(parts, Reason) and all(
-            torch_private.storage_key(part.untyped_storage()) in call.storages for _, part in parts
-        )
+    def _parts(self, tensor: torch.Tensor) -> list[tuple[int, torch.Tensor]] | Reason:
+        return self.reader.parts(self._rng_slot, tensor)
 
     def _finish(self, call: Call, result: Any, *, ready: bool = True) -> None:
         outputs: list[RecordRow] = []
@@ -208,7 +193,7 @@ class Recorder:
             if result is not None:
                 self._return_all(call, outputs, result, ready=ready)
             if not call.operator.parameters:  # a compiled graph may write its inputs silently
-                self.reader.values.reread(call.storages)
+                self.reader.values.may_be_written(call.storages)
             self._emit(call, outputs, 0)
         except BaseException:  # a signal's: storages name records that were not written
             self.reader.values.forget_all()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Final
 
 _MOST_TRIES: Final = 2
+_STARTS_WITHIN: Final = 5.0
+"""Seconds after which a thread that was asked for does not come any more."""
 
 
 class Teardown:
@@ -52,20 +53,23 @@ class Teardown:
 def apart(step: Callable[[], None]) -> None:
     """Do it on a thread of its own, where no signal handler of the program can raise half-way."""
     raised: list[BaseException] = []
+    done = threading.Event()
 
     def run() -> None:
         try:
             step()
         except BaseException as error:  # noqa: BLE001  (raised below)
             raised.append(error)
+        finally:
+            done.set()
 
     thread = threading.Thread(target=run, name="opguard-apart")
     try:
         thread.start()
         thread.join()
     except BaseException:  # a signal handler's, while this thread waits: the step ends first
-        with contextlib.suppress(RuntimeError):  # it has not started
-            thread.join()
+        if not done.wait(_STARTS_WITHIN) and thread.ident is not None:
+            done.wait()
         raise
     if raised:
         raise raised[0]

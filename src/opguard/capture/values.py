@@ -7,7 +7,6 @@ that a reused address is never the old value. All methods are called under the c
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +16,7 @@ import torch
 from opguard.capture import torch_private
 from opguard.capture.geometry import Geometry
 from opguard.capture.void import VoidMap
+from opguard.capture.writers import Producers, Writers
 from opguard.fingerprint.stage import Digest
 
 NO_RECORD: Final = -1
@@ -24,17 +24,8 @@ SWEEP_EVERY: Final = 64
 """Storages met between two sweeps for those that no tensor holds any more, or an eighth of those
 alive where that is more. What an entry keeps of a dead one splits memory that was freed: with
 8,192 of them a chain of 4 MiB temporaries took up 2 MiB more with each call."""
-MOST_SCATTERED: Final = 1024
-"""Writes of a storage that may stand beside each other in one span. A ring buffer or a cache, of
-which each strided write leaves the former ones in place, has ever more: of these the older half
-then counts as one, by the newest of them."""
-MOST_PRODUCERS: Final = 1024
-"""Listed of one tensor: the newest."""
-
 MOST_HOLDERS: Final = 8
 """Tensors remembered for a storage: a parameter, its ``.data`` and the like."""
-
-Producers = tuple[int, ...]
 
 
 class Known(NamedTuple):
@@ -44,21 +35,11 @@ class Known(NamedTuple):
     geometry: Geometry
 
 
-class Write(NamedTuple):
-    """Bytes from ``start`` to ``end`` were written by a record. ``scattered``: by a strided or
-    partial write, so that some of them may be older."""
-
-    start: int
-    end: int
-    record: int
-    scattered: bool
-
-
 class Storage:
     """What capture knows of one storage."""
 
-    __slots__ = ("creator", "external", "final", "first_reader", "holders", "known", "merged",
-                 "nbytes", "version", "void", "weak", "writers")  # fmt: skip
+    __slots__ = ("creator", "external", "final", "first_reader", "holders", "known", "nbytes",
+                 "version", "void", "weak", "writers")  # fmt: skip
 
     def __init__(self, weak: int, nbytes: int, version: int) -> None:
         self.weak = weak
@@ -69,10 +50,7 @@ class Storage:
         self.holders: tuple[int, ...] = ()
         """Tensors (a view's base for the view) that were read or written with it, by address,
         newest first: their counters are covered by ``version``."""
-        self.writers: list[Write] = []
-        """Newest first."""
-        self.merged = False
-        """Some of them stand for several."""
+        self.writers = Writers()
         self.known: dict[Any, Known] = {}
         self.void: VoidMap | None = None
         self.external = False
@@ -92,8 +70,7 @@ class Storage:
     def covering(self, geometry: Geometry) -> Known | None:
         """A known dense value that holds every byte of the view; None also where ``producers``, by
         which the view is to be judged, do not list all of them."""
-        many = len(self.writers) >= MOST_PRODUCERS
-        if self.merged or (many and len(self.producers(geometry)) == MOST_PRODUCERS):
+        if not self.writers.lists_all(geometry.start, geometry.end):
             return None
         for known in self.known.values():
             base = known.geometry
@@ -108,15 +85,7 @@ class Storage:
 
     def producers(self, geometry: Geometry) -> Producers:
         """Records whose bytes the tensor may read, newest first."""
-        writers = self.writers
-        if not writers:
-            return ()
-        start, end = geometry.start, geometry.end
-        if len(writers) == 1:
-            first = writers[0]
-            return (first[2],) if first[0] < end and start < first[1] else ()
-        found = dict.fromkeys(w[2] for w in writers if w[0] < end and start < w[1])
-        return tuple(itertools.islice(found, MOST_PRODUCERS))
+        return self.writers.over(geometry.start, geometry.end)
 
     def wrote(self, geometry: Geometry, record: int, *, partial: bool = False) -> Producers:
         """A captured write; returns the records whose bytes it overwrote, newest first.
@@ -126,19 +95,8 @@ class Storage:
         start, end = geometry.start, geometry.end
         if start == end:
             return ()
-        before: Producers = ()
-        scattered = partial or not geometry.dense
-        written = Write(start, end, record, scattered)
-        if not self.writers:
-            self.writers.append(written)
-        else:
-            before = self.producers(geometry)
-            if scattered:
-                self.writers.insert(0, written)
-                self._merge()
-            else:
-                self.writers = [written, *_uncovered(self.writers, start, end)]
-                self.merged = self.merged and any(w.scattered for w in self.writers)
+        before = self.producers(geometry)
+        self.writers.add(start, end, record, scattered=partial or not geometry.dense)
         if self.known:
             self._drop_known(start, end)
         if self.void is not None and not partial and self._clears(self.void, geometry):
@@ -152,24 +110,6 @@ class Storage:
         self.void.leave(
             geometry.start, geometry.itemsize, geometry.shape, geometry.byte_strides, unset
         )
-
-    def _merge(self) -> None:
-        """Where there are too many, the older half of the scattered writes counts as one."""
-        if len(self.writers) <= MOST_SCATTERED:
-            return
-        scattered = [w for w in self.writers if w.scattered]
-        if len(scattered) <= MOST_SCATTERED:
-            return
-        older = scattered[(len(scattered) + 1) // 2 :]
-        start, end = min(w.start for w in older), max(w.end for w in older)
-        newest = older[0]
-        gone = {id(w) for w in older[1:]}
-        self.writers = [
-            Write(start, end, newest.record, True) if w is newest else w
-            for w in self.writers
-            if id(w) not in gone
-        ]
-        self.merged = True
 
     def _drop_known(self, start: int, end: int) -> None:
         for key in [
@@ -201,8 +141,7 @@ class Storage:
         ``void``: nothing may have been written at all; what was void stays it.
         """
         self.known.clear()
-        self.writers = []
-        self.merged = False
+        self.writers = Writers()
         self.first_reader = NO_RECORD
         if not void:
             self.void = None
@@ -211,10 +150,7 @@ class Storage:
         """``storage.resize_`` happened: added bytes are void, old ones may have moved."""
         self.known.clear()
         if nbytes < self.nbytes:
-            self.writers = [
-                w._replace(end=min(w.end, nbytes)) for w in self.writers if w.start < nbytes
-            ]
-            self.merged = self.merged and any(w.scattered for w in self.writers)
+            self.writers.cut(nbytes)
         if self.void is not None:
             self.void.resize(nbytes)
         elif nbytes > self.nbytes and not self.external:
@@ -330,11 +266,20 @@ class Values:
             entry.resized(storage.nbytes())
 
     def reread(self, keys: Iterable[int]) -> None:
-        """The storages may have been written: their bytes are read again, the writers stay."""
+        """The bytes of these storages are read again; the writers stay."""
         for key in keys:
             entry = self._storages.get(key)
             if entry is not None:
                 entry.known.clear()
+
+    def may_be_written(self, keys: Iterable[int]) -> None:
+        """A compiled graph may have written these storages silently: their bytes are read again,
+        the writers stay, and what was void counts as written."""
+        for key in keys:
+            entry = self._storages.get(key)
+            if entry is not None:
+                entry.known.clear()
+                entry.void = None
 
     def forget_all(self) -> None:
         """After a stretch that was not captured, or an opaque region: nothing is known."""
@@ -355,20 +300,6 @@ def _holder(tensor: torch.Tensor) -> int:
     base = tensor._base
     address: int = (tensor if base is None else base)._cdata
     return address
-
-
-def _uncovered(writers: list[Write], start: int, end: int) -> list[Write]:
-    """What of earlier writes is left beside a dense write of the span."""
-    left: list[Write] = []
-    for write in writers:
-        if write.end <= start or end <= write.start:
-            left.append(write)
-        else:
-            if write.start < start:
-                left.append(write._replace(end=start))
-            if end < write.end:
-                left.append(write._replace(start=end))
-    return left
 
 
 def _is_external(storage: torch.UntypedStorage, *, cpu: bool) -> bool:
