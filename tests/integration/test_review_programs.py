@@ -280,3 +280,24 @@ def test_captures_leave_no_descriptors_and_folders_behind(tmp_path: Path) -> Non
     )  # fmt: skip
     assert done.returncode == 0
     assert list(temporary.iterdir()) == []
+
+
+def test_a_timer_of_the_program_that_is_armed_at_its_end(tmp_path: Path) -> None:
+    """Its handler raises while the run is being closed: the program has ended, with its code."""
+    source = """
+        import signal, sys, torch
+        class Alarm(Exception): pass
+        def handler(*_): raise Alarm
+        signal.signal(signal.SIGALRM, handler)
+        x = torch.ones(8)
+        for _ in range(3000):
+            x = x + 1
+        print("done")
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        sys.exit(5)
+    """
+    done = run_source(tmp_path, source)
+    assert (done.returncode, done.stdout, done.stderr) == (5, "done\n", "")
+    (rank,) = read(tmp_path / "run")
+    assert not rank.header["partial"]
+    assert rank.names.count("add") == 3000

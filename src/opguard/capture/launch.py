@@ -6,15 +6,17 @@ Neither torch nor numpy is imported here: the program does that, and capture is 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
 import runpy
+import signal
 import sys
 import threading
 import traceback
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -110,8 +112,26 @@ class _Launched:
             self.start()  # a program without torch leaves a run without events
         session = self._session
         assert session is not None  # noqa: S101  (start() raised otherwise)
-        session.stop(_ending(code, exception, interrupted))
+        with _deaf():
+            session.stop(_ending(code, exception, interrupted))
         return code
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """The program has ended: what a timer of its own would raise now is not its end. Ctrl-C is."""
+    theirs: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler) and handler is not signal.default_int_handler:
+                theirs[number] = handler
+                signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number, handler in theirs.items():
+            signal.signal(number, handler)
 
 
 def _ending(code: int, exception: str | None, interrupted: bool) -> Ending:
