@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import captured
 import opguard
 from captured import capture, read, run_source
 from opguard.capture import choice
+from opguard.capture import native as native_mechanism
 from opguard.capture.dispatch import Dispatch
 from opguard.capture.native import Native
 from opguard.capture.session import CaptureSession
@@ -247,3 +250,39 @@ def test_symbolic_sizes_are_not_asked(tmp_path: Path) -> None:
     capture(tmp_path / "run", program)
     assert graphs[0] == graphs[1]
     assert "[10]" not in graphs[1]
+
+
+class Late:
+    """The recorder, on a machine on which the thread that carries rows is held up for long after it
+    was told that there are none."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorder, name)
+
+    def take(self, seconds: float) -> Any:
+        block = self._recorder.take(seconds)
+        until = time.monotonic() + 5
+        while block is None and self.events and not self.rows_closed and time.monotonic() < until:
+            time.sleep(0.01)
+        return block
+
+
+@pytest.mark.mechanism("native", reason="dispatch has no such thread")
+def test_a_thread_that_carries_rows_late_carries_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program() -> None:
+        session = CaptureSession.active()
+        assert session is not None
+        mechanism = session._mechanism
+        assert isinstance(mechanism, Native)
+        monkeypatch.setattr(mechanism, "_recorder", Late(mechanism._recorder))
+        torch.ones(3)
+        time.sleep(0.3)
+        torch.ones(3)
+
+    monkeypatch.setattr(native_mechanism, "IDLE_SECONDS", 0.05)
+    assert capture(tmp_path / "run", program).names == ["ones", "ones"]

@@ -61,6 +61,8 @@ class Native:
         self.lock = threading.RLock()
         self._carrier = threading.Thread(target=self._carry, name="opguard-recorder", daemon=True)
         self._is_open = False
+        self._carried = 0
+        """Events handed to the writer."""
 
     @property
     def stopped(self) -> bool:
@@ -181,16 +183,20 @@ class Native:
         self._module.makes_room()
         try:
             while True:
+                # Asked first: what is there when they are closed is still to be taken.
+                closed = recorder.rows_closed
                 block = recorder.take(IDLE_SECONDS)
                 if not self._is_open and recorder.events:
                     self._is_open = True
                     self._session.first_event()
-                elif block is None and recorder.rows_closed:
+                elif block is None and closed:
                     return
                 elif block is None:
                     recorder.cut()
                 if block is not None:
-                    self._session.submit(Rows(block, self._module.makes_room))
+                    rows = Rows(block, self._module.makes_room)
+                    self._carried += rows.event_count
+                    self._session.submit(rows)
                 if recorder.failure:
                     self._session.fail(NativeError(recorder.failure))
         except BaseException as error:  # noqa: BLE001  (the program would wait for room for ever)
@@ -209,6 +215,9 @@ class Native:
             self._carrier.join()
         if self._recorder.failure:
             self._session.fail(NativeError(self._recorder.failure))
+        elif self._carried != self._recorder.events:
+            lost = self._recorder.events - self._carried
+            self._session.fail(NativeError(f"{lost} events did not reach the writer"))
 
     def close(self) -> None:
         """Give back what is held of the program's storages."""
