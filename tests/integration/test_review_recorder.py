@@ -256,8 +256,8 @@ class Late:
     """The recorder, on a machine on which the thread that carries rows is held up for long after it
     was told that there are none."""
 
-    def __init__(self, recorder: Any) -> None:
-        self._recorder = recorder
+    def __init__(self, mechanism: Native) -> None:
+        self._recorder, self._mechanism = mechanism._recorder, mechanism
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recorder, name)
@@ -265,8 +265,9 @@ class Late:
     def take(self, seconds: float) -> Any:
         block = self._recorder.take(seconds)
         until = time.monotonic() + 5
-        while block is None and self.events and not self.rows_closed and time.monotonic() < until:
-            time.sleep(0.01)
+        if block is None and self._mechanism._is_open:
+            while not self.rows_closed and time.monotonic() < until:
+                time.sleep(0.01)
         return block
 
 
@@ -274,15 +275,16 @@ class Late:
 def test_a_thread_that_carries_rows_late_carries_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def start(mechanism: Native) -> None:
+        mechanism._recorder = Late(mechanism)
+        real_start(mechanism)
+
     def program() -> None:
-        session = CaptureSession.active()
-        assert session is not None
-        mechanism = session._mechanism
-        assert isinstance(mechanism, Native)
-        monkeypatch.setattr(mechanism, "_recorder", Late(mechanism._recorder))
         torch.ones(3)
         time.sleep(0.3)
         torch.ones(3)
 
+    real_start = Native.start
+    monkeypatch.setattr(Native, "start", start)
     monkeypatch.setattr(native_mechanism, "IDLE_SECONDS", 0.05)
     assert capture(tmp_path / "run", program).names == ["ones", "ones"]
