@@ -4,13 +4,14 @@ import errno
 import json
 import multiprocessing
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
 from opguard.errors import CaptureError, UsageError
 from opguard.store import files, run_folder
-from opguard.store.files import encode_object, read_object
-from opguard.store.run_folder import create_rank_folder
+from opguard.store.files import encode_object, folder_lock, read_object
+from opguard.store.run_folder import check_free, create_rank_folder
 
 RANDOM = "random-0123"
 
@@ -53,6 +54,19 @@ def test_a_new_run(tmp_path):
         "rank-00001", "rank-00001/chunks.jsonl", "rank-00001/open.json",
         "rank-00001/strings.jsonl", "run.json",
     ]  # fmt: skip
+
+
+def test_a_run_that_another_rank_is_creating_is_looked_at_once_it_is_there(tmp_path):
+    made = stored_run(tmp_path / "made", "job", 2)
+    run = tmp_path / "run"
+    run.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        with folder_lock(run):
+            (run / "run.json").touch()
+            checked = pool.submit(check_free, run, 1, 2, "job", False)
+            assert not wait([checked], timeout=0.2).done
+            (made / "run.json").rename(run / "run.json")
+        checked.result(timeout=60)
 
 
 def test_runs_without_an_id_get_different_ones(tmp_path):

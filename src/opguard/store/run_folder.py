@@ -66,8 +66,9 @@ def check_free(folder: Path, rank: int, world_size: int, run_id: str | None, for
             return
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder")
-        if any(folder.iterdir()) and not _may_join(folder, rank, world_size, run_id):
-            _check_replaceable(folder, force)
+        with folder_lock(folder):  # another rank may be about to create the run
+            if any(folder.iterdir()) and not _may_join(folder, rank, world_size, run_id):
+                _check_replaceable(folder, force)
     except OSError as error:
         raise _cannot_write(folder, error) from error
 
