@@ -264,13 +264,15 @@ class Rows:
 
 def _graph_arguments(inputs: Any) -> str:
     """Canonical arguments of a compiled graph's call: as ``dispatch`` sees them, which is given
-    the graph first and an optional name last."""
+    the graph first and, by some releases, an optional name last."""
     given = [
         (position, value if isinstance(value, (bool, int, float, str)) else None)
         for position, value in enumerate(inputs, 1)
         if not isinstance(value, torch.Tensor)
     ]
-    values = [(0, None), *given, (len(inputs) + 1, None)]
+    values = [(0, None), *given]
+    if torch_private.graphs_have_names():
+        values.append((len(inputs) + 1, None))
     return canonical(
         operators.state_operator(-1), [(f"args[{position}]", value) for position, value in values]
     )

@@ -280,6 +280,15 @@ def wrap_graph_calls(
     patches.replace(home.CompiledFxGraph, "__call__", call)
 
 
+def graphs_have_names() -> bool:
+    """True where a mode is given a compiled graph's name after its inputs: None for most.
+
+    Absent: torch 2.11 gives it the graph and its inputs alone.
+    """
+    operator = getattr(sys.modules.get(compiled_graph_module()), "inductor_compiled_code", None)
+    return operator is not None and "name" in type(operator).__call__.__code__.co_varnames
+
+
 def wrap_compilation(patches: Any, begin: Callable[[], None], end: Callable[[], None]) -> None:
     """Call ``begin()`` and ``end()`` on the thread that compiles, around each compilation.
 
@@ -305,6 +314,7 @@ def wrap_compilation(patches: Any, begin: Callable[[], None], end: Callable[[], 
     patches.replace(handler, "install_callbacks", installed)
 
 
+@functools.cache
 def compiled_graph_module() -> str:
     """Module that holds the class of compiled graphs: another one before torch 2.6."""
     # Asking the import system would import the compiler.
