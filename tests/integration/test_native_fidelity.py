@@ -168,8 +168,8 @@ def test_autograd(tmp_path: Path, name: str) -> None:
     program, message, names = AUTOGRAD[name]
     events, (_, error, *_) = same(tmp_path, program)
     assert message in error if message else not error
-    if OLDEST and name == "checkpoint":
-        names = names.replace("randn", "randn empty empty")
+    if name == "checkpoint" and hasattr(torch.utils.checkpoint, "_NoopSaveInputs"):
+        names = names.replace("randn", "randn empty empty")  # it saves them with the inputs
     assert events.names == names.split()
 
 

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import opguard
 from captured import unseen
-from native_support import OLDEST, needs_native
-from parity import DEVIATIONS, Parity
+from native_support import OLDEST, RELEASE, needs_native
+from parity import DEVIATIONS, IN_PLACE, Parity
 from parity_runs import MECHANISMS, both, captured
 
 pytestmark = needs_native
@@ -124,6 +124,8 @@ def test_the_table_is_that_of_the_documentation() -> None:
 def test_a_row_of_the_table_is_real(tmp_path: Path, name: str, run: Callable[[], Any]) -> None:
     parity = both(tmp_path, run)
     assert parity.differences == []
+    if run is topk and RELEASE < (2, 12):  # `zeros` for a mode, too
+        name = IN_PLACE.name
     if not (OLDEST and run in LATER):
         assert name in {row.name for row in parity.used}
 
