@@ -14,6 +14,9 @@ const Writers::Write* Writers::first_dense(std::int64_t start) const {
 }
 
 Producers Writers::over(std::int64_t start, std::int64_t end) const {
+  if (last_ != nullptr && last_->start == start && last_->end == end) {
+    return last_->producers;
+  }
   Producers found;
   for (const Write* write = first_dense(start); write != dense_.end() && write->start < end;
        ++write) {
@@ -29,6 +32,9 @@ Producers Writers::over(std::int64_t start, std::int64_t end) const {
     found.erase(std::unique(found.begin(), found.end()), found.end());
     found.resize(std::min(found.size(), kMostProducers));
   }
+  if (found.size() >= kLongAnswer) {
+    last_ = std::make_unique<const Answer>(Answer{start, end, found});
+  }
   return found;
 }
 
@@ -38,6 +44,7 @@ bool Writers::lists_all(std::int64_t start, std::int64_t end) const {
 }
 
 void Writers::add(std::int64_t start, std::int64_t end, Record record, bool scattered) {
+  last_.reset();
   if (scattered) {
     scattered_.push_back({start, end, record});
   } else {
@@ -91,10 +98,12 @@ void Writers::merge_scattered() {
 }
 
 void Writers::cut(std::int64_t end) {
+  last_.reset();
   uncover(end, std::numeric_limits<std::int64_t>::max());
 }
 
 void Writers::clear() {
+  last_.reset();
   dense_.clear();
   scattered_.clear();
   merged_ = false;

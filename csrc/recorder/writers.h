@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "recorder/torch_headers.h"
@@ -19,6 +20,8 @@ using Producers = c10::SmallVector<Record, 4>;
 /// counts as one, by the newest of them.
 constexpr std::size_t kMostScattered = 1024;
 constexpr std::size_t kMostProducers = 1024;  ///< listed of one tensor: the newest
+
+constexpr std::size_t kLongAnswer = 64;
 
 /// Later writes have higher record numbers.
 class Writers {
@@ -49,6 +52,14 @@ class Writers {
   c10::SmallVector<Write, 1> dense_;
   std::vector<Write> scattered_;  // newest last; each newer than the dense ones it meets
   bool merged_ = false;
+
+  /// The last long answer: a whole that was filled in pieces is read again and again.
+  struct Answer {
+    std::int64_t start = 0;
+    std::int64_t end = 0;
+    Producers producers;
+  };
+  mutable std::unique_ptr<const Answer> last_;
 };
 
 }  // namespace opguard

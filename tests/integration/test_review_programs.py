@@ -301,3 +301,23 @@ def test_a_timer_of_the_program_that_is_armed_at_its_end(tmp_path: Path) -> None
     (rank,) = read(tmp_path / "run")
     assert not rank.header["partial"]
     assert rank.names.count("add") == 3000
+
+
+def test_a_timer_that_fires_while_threads_are_joined(tmp_path: Path) -> None:
+    """As in Python: what its handler raises is printed, and the exit code stays."""
+    source = """
+        import signal, sys, threading, time, torch
+        class Alarm(Exception): pass
+        def handler(*_): raise Alarm
+        signal.signal(signal.SIGALRM, handler)
+        torch.ones(3)
+        threading.Thread(target=time.sleep, args=(1.2,)).start()
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        sys.exit(5)
+    """
+    done = run_source(tmp_path, source)
+    assert done.returncode == 5
+    assert "Exception ignored in" in done.stderr
+    assert "internal error" not in done.stderr
+    (rank,) = read(tmp_path / "run")
+    assert not rank.header["partial"]

@@ -163,7 +163,7 @@ def test_a_killed_run_without_a_pivot_is_inconclusive(tmp_path: Path) -> None:
         assert process.stdout.readline() == "ready\n"
         lines = tmp_path / "cut" / "rank-00000" / "chunks.jsonl"
         end = time.monotonic() + TIMEOUT
-        while not lines.read_bytes() and time.monotonic() < end:
+        while not (lines.exists() and lines.read_bytes()) and time.monotonic() < end:
             time.sleep(0.01)
         process.kill()
     done = run_program(["compare", str(tmp_path / "whole"), str(tmp_path / "cut"), "--json"])

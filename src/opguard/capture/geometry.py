@@ -96,6 +96,8 @@ class Geometries:
         key = (view.strides, view.start - base.start, base.nbytes, base.layout)
         found = self._relative.get(key)
         if found is None:
+            if len(self._relative) >= MOST_GEOMETRIES:
+                self._relative.clear()
             strides, offset, nbytes, layout = key
             text = f"{json_list(list(strides))}|{offset}|{nbytes}|{layout}"
             found = self._relative[key] = self._interner.intern("strides", text)

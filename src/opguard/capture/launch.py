@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from opguard.capture.imports import when_imported
@@ -71,7 +71,7 @@ def run_program(settings: CaptureSettings, target: Target, say: Callable[[str], 
             return code  # a child that the program forked reached its end here
         cancel()
         if not interrupted:
-            _join_threads()
+            _join_threads_as_python_does()
         return launched.stop(code, exception, interrupted)
     finally:
         cancel()
@@ -119,19 +119,28 @@ class _Launched:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """The program has ended: what a timer of its own would raise now is not its end. Ctrl-C is."""
+    """The program has ended: what a timer of its own would raise now is not its end. Ctrl-C is, and
+    who asks it to end is answered after the run is closed."""
     theirs: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in signal.valid_signals():
-            handler = signal.getsignal(number)
-            if callable(handler) and handler is not signal.default_int_handler:
-                theirs[number] = handler
-                signal.signal(number, lambda *_: None)
+    missed: set[int] = set()
+
+    def miss(number: int, _: FrameType | None) -> None:
+        missed.add(number)
+
     try:
+        if threading.current_thread() is threading.main_thread():
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler) and handler is not signal.default_int_handler:
+                    theirs[number] = handler
+                    own = signal.default_int_handler if number == signal.SIGINT else miss
+                    signal.signal(number, own)
         yield
     finally:
         for number, handler in theirs.items():
             signal.signal(number, handler)
+    if signal.SIGTERM in missed:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _ending(code: int, exception: str | None, interrupted: bool) -> Ending:
@@ -194,6 +203,15 @@ def _print(error: BaseException) -> None:
             found = walked.tb_next
         walked = walked.tb_next
     traceback.print_exception(type(error), error, found)
+
+
+def _join_threads_as_python_does() -> None:
+    """What a signal handler raises meanwhile is printed, and does not change the exit code."""
+    try:
+        _join_threads()
+    except BaseException as error:  # noqa: BLE001  (printed)
+        sys.stderr.write(f"Exception ignored in: {threading!r}\n")
+        traceback.print_exception(error)
 
 
 def _join_threads() -> None:

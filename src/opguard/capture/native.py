@@ -61,6 +61,7 @@ class Native:
         self.lock = threading.RLock()
         self._carrier = threading.Thread(target=self._carry, name="opguard-recorder", daemon=True)
         self._is_open = False
+        self._is_flushed = False
         self._carried = 0
         """Events handed to the writer."""
 
@@ -154,7 +155,9 @@ class Native:
         self._recorder.begin_pass()
 
     def emit_state(self, entries: Iterator[tuple[str, Any]]) -> None:
-        """Entries of the final state."""
+        """Entries of the final state. Called under ``lock``."""
+        if self._is_flushed:
+            return
         self._module.begin_unseen()
         try:
             for name, value in entries:
@@ -209,14 +212,17 @@ class Native:
 
     def flush(self) -> None:
         """Hand over everything; nothing is recorded after it."""
-        self._recorder.cut()
+        with self.lock:  # another thread may be writing final state
+            self._recorder.cut()
+            recorded = int(self._recorder.events)
+            self._is_flushed = True
         self._recorder.close_rows()
         with contextlib.suppress(RuntimeError):  # an interrupted start did not come that far
             self._carrier.join()
         if self._recorder.failure:
             self._session.fail(NativeError(self._recorder.failure))
-        elif self._carried != self._recorder.events:
-            lost = self._recorder.events - self._carried
+        elif self._carried != recorded:
+            lost = recorded - self._carried
             self._session.fail(NativeError(f"{lost} events did not reach the writer"))
 
     def close(self) -> None:

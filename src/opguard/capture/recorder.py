@@ -170,8 +170,7 @@ class Recorder:
         with self.lock:
             for _, tensor in call.writes:
                 self.reader.forget(tensor, void=True)
-            if not call.operator.parameters:
-                self.reader.values.may_be_written(call.storages)
+            self._note_silent_writes(call)
             if not call.dataless:
                 self._emit(call, [], _RAISED)
 
@@ -192,12 +191,16 @@ class Recorder:
                 self._write(call, outputs, slot, tensor, ready=ready)
             if result is not None:
                 self._return_all(call, outputs, result, ready=ready)
-            if not call.operator.parameters:  # a compiled graph may write its inputs silently
-                self.reader.values.may_be_written(call.storages)
+            self._note_silent_writes(call)
             self._emit(call, outputs, 0)
         except BaseException:  # a signal's: storages name records that were not written
             self.reader.values.forget_all()
             raise
+
+    def _note_silent_writes(self, call: Call) -> None:
+        """A compiled graph may write its inputs."""
+        if not call.operator.parameters:
+            self.reader.values.may_be_written(call.storages)
 
     def _return_all(
         self, call: Call, outputs: list[RecordRow], result: Any, *, ready: bool

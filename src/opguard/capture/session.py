@@ -304,11 +304,12 @@ class CaptureSession:
         writer = self._writer
         if writer is None:  # it could not be opened, and that has been said
             return
-        self._mechanism.finish_collectives()
-        if not ending.interrupted:
-            self._mechanism.begin_state_pass()
-            for entries in self._state.all():
-                self._write_state(entries)
+        with self._mechanism.lock:  # another thread may be releasing entries
+            self._mechanism.finish_collectives()
+            if not ending.interrupted:
+                self._mechanism.begin_state_pass()
+                for entries in self._state.all():
+                    self._write_state(entries)
         self._mechanism.flush()
         if self._failed:  # at the last moment
             writer.abandon()

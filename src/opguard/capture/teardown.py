@@ -67,7 +67,9 @@ def apart(step: Callable[[], None]) -> None:
     try:
         thread.start()
         thread.join()
-    except BaseException:  # a signal handler's, while this thread waits: the step ends first
+    except BaseException as error:  # a signal handler's, while this thread waits
+        if isinstance(error, RuntimeError) and "start new thread" in str(error):
+            raise
         if not done.wait(_STARTS_WITHIN) and thread.ident is not None:
             done.wait()
         raise

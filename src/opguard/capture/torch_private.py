@@ -286,7 +286,8 @@ def graphs_have_names() -> bool:
     Absent: torch 2.11 gives it the graph and its inputs alone.
     """
     operator = getattr(sys.modules.get(compiled_graph_module()), "inductor_compiled_code", None)
-    return operator is not None and "name" in type(operator).__call__.__code__.co_varnames
+    code = getattr(type(operator).__call__, "__code__", None)
+    return code is not None and "name" in code.co_varnames[: code.co_argcount]
 
 
 def wrap_compilation(patches: Any, begin: Callable[[], None], end: Callable[[], None]) -> None:

@@ -275,10 +275,10 @@ class Values:
     def may_be_written(self, keys: Iterable[int]) -> None:
         """A compiled graph may have written these storages silently: their bytes are read again,
         the writers stay, and what was void counts as written."""
+        self.reread(keys)
         for key in keys:
             entry = self._storages.get(key)
             if entry is not None:
-                entry.known.clear()
                 entry.void = None
 
     def forget_all(self) -> None:

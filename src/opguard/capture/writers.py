@@ -25,7 +25,7 @@ class _Write(NamedTuple):
 class Writers:
     """Later writes have higher record numbers."""
 
-    __slots__ = ("_dense", "_merged", "_scattered")
+    __slots__ = ("_dense", "_last", "_merged", "_scattered")
 
     def __init__(self) -> None:
         self._dense: list[_Write] = []
@@ -34,15 +34,21 @@ class Writers:
         self._scattered: list[_Write] = []
         """Newest last; each newer than the dense ones it meets."""
         self._merged = False
+        self._last: tuple[int, int, Producers] | None = None
+        """The last answer: a whole that was filled in pieces is read again and again."""
 
     def over(self, start: int, end: int) -> Producers:
         """Records that may have written bytes of the span, newest first, each once."""
+        if self._last is not None and self._last[:2] == (start, end):
+            return self._last[2]
         first, last = self._range(start, end)
         if last - first == 1 and not self._scattered:
             return (self._dense[first].record,)
         found = {write.record for write in self._dense[first:last]}
         found.update(w.record for w in self._scattered if w.start < end and start < w.end)
-        return tuple(itertools.islice(sorted(found, reverse=True), MOST_PRODUCERS))
+        producers = tuple(itertools.islice(sorted(found, reverse=True), MOST_PRODUCERS))
+        self._last = (start, end, producers)
+        return producers
 
     def lists_all(self, start: int, end: int) -> bool:
         """False where :meth:`over` names some writers for others, or leaves them out."""
@@ -52,6 +58,7 @@ class Writers:
     def add(self, start: int, end: int, record: int, *, scattered: bool) -> None:
         """A write of the bytes from ``start`` to ``end``, of which there are some; ``scattered``:
         some of them may have been left as they were."""
+        self._last = None
         written = _Write(start, end, record)
         if scattered:
             self._scattered.append(written)
@@ -62,6 +69,7 @@ class Writers:
 
     def cut(self, end: int) -> None:
         """The storage has no bytes from ``end`` on any more."""
+        self._last = None
         last = max([write.end for write in (*self._dense, *self._scattered)], default=end)
         self._uncover(end, max(last, end))
 

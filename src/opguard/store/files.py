@@ -161,6 +161,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        with contextlib.suppress(OSError):  # a forked child holds a copy of the descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
