@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (as everybody calls it)
 from torch import nn
 
+from native_support import RELEASE
+
 PROGRAMS: dict[str, Callable[[], Any]] = {}
 """By name: what a parity test runs under each mechanism."""
 
@@ -206,6 +208,8 @@ def norms() -> None:
     x = torch.randn(2, 4, 6)
     for layer in (nn.LayerNorm(6), nn.LayerNorm(6, elementwise_affine=False), nn.RMSNorm(6),
                   nn.GroupNorm(2, 4), nn.LocalResponseNorm(2), nn.CrossMapLRN2d(2)):  # fmt: skip
+        if RELEASE == (2, 11) and isinstance(layer, nn.RMSNorm):
+            continue  # which it takes apart under a mode
         y = x.clone().requires_grad_()
         if isinstance(layer, nn.CrossMapLRN2d):
             layer(y.unsqueeze(0)).sum().backward()
