@@ -66,7 +66,6 @@ void begin_call(Recorder& recorder, ThreadState& thread, Operator& op,
                 c10::ArrayRef<const c10::IValue> stack) {
   thread.capture = recorder.program.number();
   thread.hidden = 0;
-  thread.exceptions = exceptions_in_flight();
   if (op.kind == Kind::Pass) {
     if (op.sets_storage) {
       recorder.rebuilds(stack);
@@ -155,6 +154,9 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& function
       return nullptr;
     }
     begin_call(*recorder, thread, *op, stack);
+    // Not earlier: what torch has thrown and this module caught, as for a work without a future,
+    // counts as in flight for good where each has a C++ library of its own.
+    thread.exceptions = exceptions_in_flight();
   } catch (const std::exception& error) {
     recorder->fail(reason(error));
     // The call did begin: its end is still to come.
