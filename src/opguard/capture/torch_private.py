@@ -287,7 +287,9 @@ def graphs_have_names() -> bool:
     """
     operator = getattr(sys.modules.get(compiled_graph_module()), "inductor_compiled_code", None)
     code = getattr(type(operator).__call__, "__code__", None)
-    return code is not None and "name" in code.co_varnames[: code.co_argcount]
+    if code is None:
+        return False
+    return "name" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def wrap_compilation(patches: Any, begin: Callable[[], None], end: Callable[[], None]) -> None:
