@@ -83,7 +83,7 @@ void begin_call(Recorder& recorder, ThreadState& thread, Operator& op,
       call.op = &op;
       recorder.touch(call, stack);
     }
-    thread.open = Open::None;  // what it calls may communicate
+    // Nothing is open: what it calls may communicate.
   } else {
     begin_event(recorder, thread, op, stack);
   }

@@ -253,14 +253,14 @@ bool Recorder::before_graph(Call& call, std::vector<Slotted> reads, StringId arg
   }
   {
     Locked locked(*this);
-    for (Slotted& read : call.reads) {
-      read.slot = reader_.element_slot(graph_slot_, read.slot);
-    }
     locked.poll_collectives();
     if (collectives_.any()) {
       collectives_.touch(call);
     }
     if (makes_event) {
+      for (Slotted& read : call.reads) {
+        read.slot = reader_.element_slot(graph_slot_, read.slot);
+      }
       read_inputs(call);
     }
   }

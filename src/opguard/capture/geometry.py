@@ -83,7 +83,6 @@ class Geometries:
         if found is None:
             if len(self._known) >= MOST_GEOMETRIES:
                 self._known.clear()
-                self._relative.clear()
             found = self._known[key] = Geometry(tensor, bits)
             intern = self._interner.intern
             found.shape_id = intern("shape", json_list(list(found.shape)))
